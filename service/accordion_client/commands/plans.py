@@ -44,7 +44,7 @@ MIN_LEAD = 1.1
 """Factor within which two predicted steps are about as fast: half of the predictions are that far
 from the measured step.
 """
-_ANSWER = {"compute_s", "predictions", "local_steps", "runs"}
+_ANSWER = {"compute_s", "predictions", "local_steps", "shard_bytes", "runs"}
 """What the planner answers."""
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -121,6 +121,12 @@ def plan(
     )
     out.print(_prediction_table(answer["predictions"]))
     out.print("* this spec's method, at the spec's levels; other methods at their default levels")
+    if answer["shard_bytes"] is not None:
+        out.print(
+            f"each worker holds {format_bytes(answer['shard_bytes'])} of parameters; its gradients,"
+            " each moment of the optimizer and a residual take as much. Bytes and link are those of"
+            " a replica, and what its workers exchange among themselves is not counted"
+        )
     gain = describe_gain(answer["predictions"], shortest_s=_read_shortest_step(spec))
     if gain:
         out.print(gain)

@@ -90,6 +90,7 @@ def simulate(
     seeds_or_own: Sequence[int | None] = numbers or [None]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as locks:
         wanted = [_build_run(spec, workers=workers, seed=seed) for seed in seeds_or_own]
+        _report_replicas(workers=workers, simulated=wanted[0].workers)
         environment = build_environment(spec)
         runs = _claim_runs(wanted, out, locks)
         code = Path(folder, "code.zip")
@@ -104,7 +105,7 @@ def simulate(
         )
         ended = simulations.run()
     histories = [read_simulated(one.folder, one.run) for one in ended]
-    group = RunGroup.of_histories(runs[0].run.name, histories, workers=workers)
+    group = RunGroup.of_histories(runs[0].run.name, histories, workers=wanted[0].workers)
     if json:
         print_json(asdict(group))
     else:
@@ -151,8 +152,17 @@ def _build_run(spec: dict[str, Any], *, workers: int, seed: int | None) -> Simul
     plain = checked.model_dump(mode="json", exclude_unset=True)
     plain["training"] = {**plain.get("training", {}), "seed": seed}
     return SimulatedRun(
-        name=checked.name or checked.task.name, spec=plain, workers=workers, seed=seed
+        name=checked.name or checked.task.name, spec=plain, workers=checked.workers.max, seed=seed
     )
+
+
+def _report_replicas(*, workers: int, simulated: int) -> None:
+    if simulated != workers:
+        typer.echo(
+            f"{workers} workers that hold the model together in replicas of {workers // simulated}"
+            f" are simulated as {simulated}, with the bytes of a whole replica",
+            err=True,
+        )
 
 
 def _claim_runs(

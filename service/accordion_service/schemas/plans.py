@@ -27,7 +27,9 @@ class PredictionView(Answer):
     exchange_s: float
     """Seconds by which encoding and exchanging lengthens a step, spread over a round."""
     sent_bytes: int
-    """Bytes that each worker sends per step, spread over a round."""
+    """Bytes that each worker sends per step, spread over a round; each replica, if workers hold the
+    model together.
+    """
     exchange_plan: list[int]
     """Number of DDP's buckets in each exchange of a step."""
     collectives: int
@@ -120,6 +122,11 @@ class PlanView(Answer):
     """Every method and level, the fastest first; empty until it succeeded."""
     local_steps: PlannedRoundsView | None = None
     """Rounds of the spec's `local_steps`; null without them, and until it succeeded."""
+    shard_bytes: int | None = None
+    """Bytes of parameters that each worker holds, if workers hold the model together; its
+    gradients, each moment of the optimizer and a residual take as much. Null otherwise, and until
+    it succeeded.
+    """
     runs: list[PlannedRunView] = Field(default_factory=list)
     """The whole job; twice, all low and all high, if something is decided in the job. Empty until
     it succeeded.

@@ -67,6 +67,28 @@ def test_plan_tells_the_rounds_and_the_bytes_of_a_budget(accordion: Accordion, s
     assert (refused.code, "or less, or fewer bits" in refused.err) == (2, True)
 
 
+def test_workers_that_hold_the_model_together_are_planned_as_replicas(
+    accordion: Accordion, spec: Path
+) -> None:
+    link = ("--link", "100Mbit", "--measure", "0")
+    sharded = ("plan", spec, *link, "--set", "parallelism.shard=2")
+    found = accordion(*sharded, "--workers", "4", "--json").json()
+    whole = accordion("plan", spec, *link, "--workers", "2", "--json").json()
+
+    def sent(plan: dict[str, Any]) -> dict[tuple[str, str], int]:
+        return {(row["method"], row["level"]): row["sent_bytes"] for row in plan["predictions"]}
+
+    assert sent(found) == sent(whole)
+    dense = sent(whole)["none", ""]
+    assert (found["shard_bytes"], whole["shard_bytes"]) == (dense // 2, None)
+    shown = accordion(*sharded, "--workers", "4")
+    assert "each worker holds" in shown.out
+    alone = accordion(*sharded, "--workers", "2")
+    assert (alone.code, "so 2 workers are one replica" in alone.err) == (2, True)
+    odd = accordion(*sharded, "--workers", "3")
+    assert (odd.code, "give a multiple of 2, such as 2 or 4" in odd.err) == (2, True)
+
+
 def test_a_script_is_refused_as_one_whether_or_not_it_shards_its_model(
     accordion: Accordion,
 ) -> None:

@@ -132,6 +132,16 @@ def test_a_simulation_prints_its_seeds_and_epochs_compares_them_and_refuses_anot
     assert "another workers (3, now 2)" in said.err
 
 
+def test_workers_that_hold_the_model_together_are_simulated_as_replicas(
+    accordion: Accordion, job: Path
+) -> None:
+    sharded = ("--workers", "4", "--set", "parallelism.shard=2", "--out", "sharded", "--json")
+    said = accordion("simulate", job, *sharded)
+    assert "4 workers that hold the model together in replicas of 2 are simulated as 2" in said.err
+    whole = accordion("simulate", job, "--workers", "2", "--out", "whole", "--json").json()
+    assert said.json()["epochs"] == whole["epochs"]
+
+
 def test_a_folder_in_which_another_command_runs_is_refused(
     accordion: Accordion, job: Path, tmp_path: Path
 ) -> None:
@@ -203,6 +213,8 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
     ("changes", "sentence"),
     [
         (("--workers", "9"), "for --workers 9"),
+        (("--set", "parallelism.shard=3"), "give a multiple of 3, such as 3"),
+        (("--set", "parallelism={shard: 2, shards: 2}"), "shards"),
         (("--set", "policy.name=cost_aware"), "simulated workers have none"),
         (("--set", "task={name: script, options: {file: a.py}}"), "needs code"),
         (("--set", "training.epochs=0"), "training.epochs: 0 is rejected"),

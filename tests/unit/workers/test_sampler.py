@@ -37,6 +37,15 @@ def shares(batch: range, micro: int, world: int):
     return [rank_shard(pieces, rank=rank, counts=counts) for rank in range(world)]
 
 
+@given(st.integers(0, 200), st.integers(1, 6), st.integers(1, 6))
+def test_replicas_take_as_many_micro_batches_as_workers_without_shards(number, replicas, shards):
+    counts = even_counts(number, replicas * shards, shards=shards)
+    assert sum(counts) == number
+    assert max(counts) - min(counts) <= 1
+    by_replica = [sum(counts[rank : rank + shards]) for rank in range(0, len(counts), shards)]
+    assert tuple(by_replica) == even_counts(number, replicas)
+
+
 @given(SAMPLES, BATCH, MICRO, st.lists(WORLD, min_size=1, max_size=8), st.integers(0, 50))
 def test_any_sequence_of_resizes_visits_every_sample_of_an_epoch_exactly_once(
     samples, batch, micro, worlds, epoch

@@ -24,7 +24,7 @@ from accordion_workers.common.errors import TaskRaised, WorkerError
 from accordion_workers.common.parent_process import end_with
 from accordion_workers.data.files import DataError
 from accordion_workers.planning.predictions import nominal_link, predict_steps
-from accordion_workers.planning.step_measurement import measure_step
+from accordion_workers.planning.step_measurement import StepMeasurement, measure_step
 from accordion_workers.records.contract import JobSpec
 from accordion_workers.training.byte_budget import CountedModel, resolve_budget
 from accordion_workers.training.planned_run import list_assumptions, plan_run
@@ -41,11 +41,11 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     """
     spec = _read_spec(request["spec"], workers=request["workers"])
     link = nominal_link(
-        workers=request["workers"],
+        workers=spec.max_replicas,
         latency_s=request["latency_s"],
         bytes_per_s=request["bytes_per_s"],
     )
-    measured = measure_step(spec, link.world_size, seconds=request["measure_s"])
+    measured = measure_step(spec, request["workers"], seconds=request["measure_s"])
     model, samples = measured.model, measured.samples
     spec = resolve_budget(spec, model, samples=samples)
     counted, local = CountedModel(model, world_size=link.world_size), spec.config().local_steps
@@ -56,11 +56,18 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
             for prediction in predict_steps(measured, spec, link)
         ],
         "local_steps": None if local is None else {"low": local.low, "high": local.high},
+        "shard_bytes": _count_shard(measured, spec) if spec.num_shards > 1 else None,
         "runs": [
             asdict(plan_run(spec, assumed, counted, samples=samples))
             for assumed in list_assumptions(spec)
         ],
     }
+
+
+def _count_shard(measured: StepMeasurement, spec: JobSpec) -> int:
+    """Return the bytes of parameters that each of the workers of a replica holds."""
+    whole = sum(parameter.nbytes for parameter in measured.model.parameters())
+    return -(-whole // spec.num_shards)
 
 
 def _read_spec(spec: dict[str, Any], *, workers: int) -> JobSpec:

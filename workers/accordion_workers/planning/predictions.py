@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accordion.base.link_model import LinkModel, wire_bytes
 from accordion.base.messages import Level, OptionValue
@@ -45,7 +45,9 @@ class Prediction:
     exchange_s: float
     """Part of it by which encoding and exchanging lengthens the step, spread over a round."""
     sent_bytes: int
-    """Bytes that a worker sends per step, spread over a round."""
+    """Bytes that a worker sends per step, spread over a round; that a replica sends, if workers
+    hold the model together.
+    """
     exchange_plan: Plan
     """Number of DDP's buckets in each exchange."""
     collectives: int
@@ -76,12 +78,20 @@ def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> 
     costs = measure_levels(
         measured.buckets, plans, world_size=link.world_size, max_seconds=MAX_SECONDS
     )
+    costs = {name: _share_encoding(found, spec.num_shards) for name, found in costs.items()}
     predictions = [
         _predict(measured, spec, level, link=link, costs=costs[name], local_steps=length)
         for name, level in levels.items()
         for length in _list_lengths(spec, level, samples=measured.samples)
     ]
     return sorted(predictions, key=lambda prediction: prediction.step_s)
+
+
+def _share_encoding(costs: Sequence[LevelCost], shards: int) -> list[LevelCost]:
+    """Return the costs of workers that hold the model together: each encodes its part, and their
+    payloads share the link of their node.
+    """
+    return [replace(cost, encode_s=cost.encode_s / shards) for cost in costs]
 
 
 def list_levels(spec: JobSpec) -> dict[str, Level]:

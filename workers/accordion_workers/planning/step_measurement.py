@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,7 +66,8 @@ class _TimedStep:
 
 
 def measure_step(spec: JobSpec, workers: int, *, seconds: float) -> StepMeasurement:
-    """Train on one of `workers` shares of a batch for some seconds, at least `MIN_STEPS` steps.
+    """Train on one of `workers` shares of a batch for some seconds, at least `MIN_STEPS` steps;
+    with the whole model, also if workers will hold it together.
 
     The process must not have a process group; it has none afterwards.
 
@@ -76,7 +78,8 @@ def measure_step(spec: JobSpec, workers: int, *, seconds: float) -> StepMeasurem
     refusal = explain_refusal(spec)
     if refusal:
         raise CodeError(refusal)
-    plain = {"compression": CompressionSpec(method="none"), "local_steps": None, "batch": None}
+    plain: dict[str, Any] = {"local_steps": None, "batch": None, "parallelism": None}
+    plain["compression"] = CompressionSpec(method="none")
     spec = spec.model_copy(update=plain)
     torch.set_num_threads(spec.workers.num_threads)
     with _group_of_one():

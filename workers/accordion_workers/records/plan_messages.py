@@ -40,8 +40,8 @@ class PlanResult(Strict):
     """Result of a plan."""
 
     result: dict[str, Any] = Field(default_factory=dict)
-    """`compute_s`, `predictions`, `local_steps` and `runs`, as `planning/` writes them; empty with
-    an error.
+    """`compute_s`, `predictions`, `local_steps`, `shard_bytes` and `runs`, as `planning/` writes
+    them; empty with an error.
     """
     error: str = ""
     """Why there are no predictions, in one sentence."""

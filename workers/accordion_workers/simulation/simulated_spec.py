@@ -6,14 +6,20 @@ from typing import Any
 
 from accordion.policies import POLICIES
 from accordion_workers.records.contract import JobSpec
+from accordion_workers.spec.parallelism import read_shards
 from accordion_workers.tasks import SCRIPT
 
 
 def build_simulated_spec(spec: dict[str, Any], *, workers: int, seed: int | None) -> dict[str, Any]:
     """Return a spec for a simulation: with this number of workers, which take equal parts of a
     batch, and without what waits or stores elsewhere.
+
+    Workers that hold the model together are simulated as one: what a replica learns is the same.
     """
-    spec = dict(spec)
+    spec, shards = dict(spec), read_shards(spec)
+    if workers % shards == 0:
+        workers //= shards
+        spec.pop("parallelism" if shards > 1 else "", None)
     _replace(spec, "workers", {"min": workers, "max": workers, "balance": False})
     if seed is not None:
         _replace(spec, "training", {"seed": seed})

@@ -396,6 +396,11 @@ class JobSpec(Strict):
         return 1 if self.parallelism is None else self.parallelism.shard
 
     @property
+    def max_replicas(self) -> int:
+        """Most replicas of the model that train together; without shards, of `workers.max`."""
+        return self.workers.max // self.num_shards
+
+    @property
     def remembers_rounds(self) -> bool:
         """Whether each worker remembers the round of local steps that it is in; one that holds a
         part of the model cannot give all of it to others.

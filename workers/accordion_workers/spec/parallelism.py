@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field
 
 from accordion_workers.spec.types import Strict, Whole
 from accordion_workers.spec.workers import WorkersSpec
-from accordion_workers.tasks import SCRIPT, STANDALONE
+from accordion_workers.tasks import STANDALONE
+
+
+def read_shards(spec: Mapping[str, Any]) -> int:
+    """Return `parallelism.shard` of a spec that may be wrong; 1 if it has none, or a wrong one."""
+    part = spec.get("parallelism")
+    found = part.get("shard") if isinstance(part, Mapping) and len(part) == 1 else None
+    return found if type(found) is int and found > 1 else 1
 
 
 class ParallelismSpec(Strict):
     """How workers divide a model that does not fit one of them."""
 
     shard: Whole = Field(ge=2, le=1024)
-    """Workers that hold one model together, with `fully_shard(module, mesh=session.mesh["shard"])`
-    in the script. They are of one node wherever a node has as many; gradients are compressed
-    between these replicas. `workers.min` and `workers.max` are multiples of it.
+    """Workers that hold one model together. A task's model is sharded block by block; a script
+    calls `fully_shard(module, mesh=session.mesh["shard"])`. They are of one node wherever a node
+    has as many; gradients are compressed between these replicas. `workers.min` and `workers.max`
+    are multiples of it.
     """
 
     def check(self, task: str, workers: WorkersSpec) -> None:
@@ -27,12 +38,6 @@ class ParallelismSpec(Strict):
         """
         if task == STANDALONE:
             return
-        if task != SCRIPT:
-            raise ValueError(
-                f"parallelism.shard is {self.shard} and the task is {task}, whose workers hold the"
-                " whole model each; leave parallelism out, or write a script that calls"
-                ' fully_shard(), as "My sharded model" in the book shows'
-            )
         for name, number in (("min", workers.min), ("max", workers.max)):
             if rest := number % self.shard:
                 fewer, more = number - rest, number - rest + self.shard

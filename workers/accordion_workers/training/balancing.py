@@ -7,7 +7,7 @@ division, because the weight of a micro-batch does not depend on the worker that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,8 @@ class Division:
     """How a batch's micro-batches are divided among the workers; equal on all ranks."""
 
     world_size: int
+    num_shards: int = 1
+    """Workers that hold one model together; a pass of one is a pass of all of them."""
     follows_speed: bool = False
     """Whether faster workers may take more."""
     micro_batch_s: tuple[float, ...] = ()
@@ -43,8 +45,19 @@ class Division:
     def counts(self, number: int) -> tuple[int, ...]:
         """Return how many of a batch's micro-batches each rank takes."""
         if not self.micro_batch_s:
-            return even_counts(number, self.world_size)
+            return even_counts(number, self.world_size, shards=self.num_shards)
         return balanced_counts(number, self.micro_batch_s)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether workers hold the model together."""
+        return self.num_shards > 1
+
+    def idle_passes(self, own: int, counts: Sequence[int]) -> int:
+        """Return how many passes without samples a rank with `own` micro-batches runs beside them:
+        workers that hold a model together run as many passes as the others, and all at least one.
+        """
+        return max(counts if self.is_sharded else (1, own)) - own
 
     def follow_(self, micro_batch_s: tuple[float, ...], number: int) -> bool:
         """Base the division on newly measured times if a batch of `number` micro-batches gains at
@@ -107,10 +120,10 @@ def balance_workers(state: TrainState) -> None:
 
 def can_balance(state: TrainState) -> bool:
     """Return whether the job asks for it, and speeds can be measured: on a GPU, the host's clock
-    does not see how long a micro-batch computes.
+    does not see how long a micro-batch computes, and in a sharded model all wait for each other.
     """
     context = state.context
-    has_peers = context.world_size > 1
+    has_peers = context.world_size > 1 and not state.division.is_sharded
     return has_peers and state.spec.workers.balance and not context.device.startswith("cuda")
 
 

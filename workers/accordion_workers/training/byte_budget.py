@@ -24,7 +24,7 @@ class CountedModel:
 
     Args:
         model: the model, not wrapped.
-        world_size: number of workers.
+        world_size: number of workers, or of replicas if workers hold the model together.
     """
 
     def __init__(self, model: nn.Module, *, world_size: int) -> None:
@@ -62,7 +62,7 @@ def resolve_budget(spec: JobSpec, model: nn.Module, *, samples: int) -> JobSpec:
     local = spec.local_steps
     if local is None or local.budget is None:
         return spec
-    counted = CountedModel(model, world_size=spec.workers.max)
+    counted = CountedModel(model, world_size=spec.max_replicas)
     runs = [
         list(list_stretches(spec, assumed, layers=counted.layers, samples=samples))
         for assumed in list_assumptions(spec)

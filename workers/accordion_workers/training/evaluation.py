@@ -153,13 +153,27 @@ def measure_metrics(state: TrainState) -> MetricSums:
     with state.task_code():
         pieces = micro_batches(range(len(state.held_out)), state.spec.training.micro_batch)
         counts = state.division.counts(len(pieces))
-        for piece in rank_shard(pieces, rank=state.context.rank, counts=counts):
+        mine = rank_shard(pieces, rank=state.context.rank, counts=counts)
+        for piece in mine:
             state.context.control.activity_count += 1
             for name, value in _measure_batch(state, model, piece).items():
                 term = _safe_log(float(value)) if name in geometric else float(value)
                 totals[name] = totals.get(name, 0.0) + term * len(piece)
             samples += len(piece)
+        if state.division.is_sharded:
+            for _ in range(max(counts) - len(mine)):  # the workers gather the model together
+                _measure_batch(state, model, pieces[0])
+            _release_gathered(model)
     return MetricSums(totals=totals, samples=samples, geometric=geometric)
+
+
+def _release_gathered(model: nn.Module) -> None:
+    """Keep only this worker's part of what an evaluation has gathered."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def _measure_batch(state: TrainState, model: nn.Module, piece: range) -> Mapping[str, Tensor]:

@@ -38,6 +38,7 @@ from accordion_workers.training.sampler import (
     rank_shard,
 )
 from accordion_workers.training.train_state import TrainState, build_train_state, seeded_generators
+from accordion_workers.training.worker_mesh import WorkerMesh
 
 
 def train_job(context: WorkerContext, clock: Clock | None = None) -> Outcome:
@@ -49,13 +50,16 @@ def train_job(context: WorkerContext, clock: Clock | None = None) -> Outcome:
         StorageError: the storage cannot serve this job.
     """
     torch.set_num_threads(context.launch.spec.workers.num_threads)
-    state = build_train_state(context, clock or Clock())
+    mesh = WorkerMesh()
     try:
+        state = build_train_state(context, clock or Clock(), mesh)
         start_training(state)
+        outcome = train_epochs(state)
     except StopRequested as stop:
         context.link.log(f"the job stops before its first step here: {stop}")
         return "stopped"
-    outcome = train_epochs(state)
+    finally:
+        mesh.forget()
     context.control.enter_phase("finished", epoch=state.position.epoch, step=state.session.steps)
     context.link.flush(FLUSH_TIMEOUT_S)
     return outcome
@@ -111,13 +115,16 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
     pieces = micro_batches(batch, state.spec.training.micro_batch)
     counts = state.division.counts(len(pieces))
     mine = rank_shard(pieces, rank=state.context.rank, counts=counts)
+    idle_passes = state.division.idle_passes(len(mine), counts)
     with state.no_sync():
-        for piece in mine[:-1]:
+        for piece in mine[: len(mine) - (idle_passes == 0)]:
             backward_micro_batch(state, order, piece, batch=batch)
-    if mine:
-        backward_micro_batch(state, order, mine[-1], batch=batch)
-    else:
+        for _ in range(idle_passes - 1):
+            backward_without_samples(state, order, pieces[0])
+    if idle_passes:
         backward_without_samples(state, order, pieces[0])
+    else:
+        backward_micro_batch(state, order, mine[-1], batch=batch)
     state.session.source.exchange_gradients()  # where the backward pass does not, unlike in DDP
     clip_norm = state.held.get("clip_norm", state.spec.training.clip_norm)
     if clip_norm is not None:

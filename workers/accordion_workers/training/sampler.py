@@ -61,15 +61,18 @@ def micro_batches(batch: range, micro_batch: int) -> list[range]:
     return [batch[start:stop] for start, stop in pairwise([*starts, len(batch)])]
 
 
-def even_counts(number: int, world_size: int) -> tuple[int, ...]:
+def even_counts(number: int, world_size: int, *, shards: int = 1) -> tuple[int, ...]:
     """Return how many of `number` micro-batches each rank takes if all take equally many; counts
-    differ by at most one, the first ranks take more.
+    differ by at most one, the first ranks take more. Counts of replicas of `shards` neighbors
+    differ by at most one, too.
 
     Ranks have none if there are fewer micro-batches than workers, such as in the last batch of an
     epoch.
     """
     least, more = divmod(number, world_size)
-    return tuple(least + (rank < more) for rank in range(world_size))
+    replicas = world_size // shards
+    turns = (rank % shards * replicas + rank // shards for rank in range(world_size))
+    return tuple(least + (turn < more) for turn in turns)
 
 
 @lru_cache(maxsize=64)

@@ -74,7 +74,8 @@ class Batches:
             )
             pieces = micro_batches(batch, training.micro_batch)
             # Even whatever the speed: a forward pass takes all of them at once.
-            counts = even_counts(len(pieces), context.world_size)
+            shards = state.spec.num_shards
+            counts = even_counts(len(pieces), context.world_size, shards=shards)
             mine = rank_shard(pieces, rank=context.rank, counts=counts)
             read = mine or pieces[:1]
             self.ahead.append((batch, sum(map(len, mine))))

@@ -55,17 +55,17 @@ from accordion_workers.training.load_timing import time_loading
 from accordion_workers.training.resume import StopRequested
 from accordion_workers.training.sampler import loss_weight
 from accordion_workers.training.script_batches import Batches, current_batch
-from accordion_workers.training.script_mesh import ScriptMesh
 from accordion_workers.training.script_task import ScriptExit, ScriptParts
 from accordion_workers.training.switches import finish_round
 from accordion_workers.training.train_state import TrainState
+from accordion_workers.training.worker_mesh import WorkerMesh
 
 
 class ScriptSession:
     """One worker's side of a training script; `session` is the one of this process."""
 
     def __init__(self) -> None:
-        self._mesh = ScriptMesh()
+        self._mesh = WorkerMesh()
         self.reset()
 
     def reset(self) -> None:

@@ -24,7 +24,7 @@ from accordion_workers.training.generators import read_generators, restore_gener
 from accordion_workers.training.objective import ObjectiveProgress
 from accordion_workers.training.pretrained import read_configs
 from accordion_workers.training.schedule import BatchChange
-from accordion_workers.training.sharded_state import load_model
+from accordion_workers.training.sharded_state import load_kept, load_model
 from accordion_workers.training.train_state import EpochBaseline, TrainState
 
 
@@ -35,7 +35,7 @@ def load_state(state: TrainState, shared: Mapping[str, Any], own: Mapping[str, A
         TaskRaised: it was saved with another number of samples.
     """
     load_model(state.model, shared["model"])
-    state.optimizer.load_state_dict(shared["optimizer"])
+    load_kept(state.optimizer, shared["optimizer"])
     state.position = Position(**shared["position"])
     state.overrides = None
     state.skipped_in_a_row = shared["skipped_in_a_row"]

@@ -44,6 +44,7 @@ from accordion_workers.training.schedule import (
     build_schedule,
 )
 from accordion_workers.training.step_times import StepTimes
+from accordion_workers.training.worker_mesh import WorkerMesh
 from accordion_workers.user_code.load_task import load_task
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -132,8 +133,8 @@ class TrainState:
     data: Data
     held_out: Data
     ddp: nn.Module
-    """The DistributedDataParallel module; in a script with one worker, possibly the unwrapped
-    model.
+    """The DistributedDataParallel module, or the one that FSDP2 shards; in a script with one
+    worker, possibly the unwrapped model.
     """
     optimizer: Optimizer
     session: Session
@@ -249,7 +250,9 @@ class TrainState:
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside the block, backward passes accumulate gradients without exchanging them."""
-        ddp = self.ddp
+        ddp: Any = self.ddp
+        if self.replicate_group is not None:
+            return _without_exchange(ddp)
         return ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext()
 
     def outputs(self, model: nn.Module, inputs: Any) -> Any:
@@ -295,8 +298,11 @@ def load_task_data(spec: JobSpec) -> tuple[Task, Data, Data]:
     return task, data, held_out
 
 
-def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:
-    """Build model, data, optimizer and session before the first step; equal on all ranks.
+def build_train_state(
+    context: WorkerContext, clock: Clock, mesh: WorkerMesh | None = None
+) -> TrainState:
+    """Build model, data, optimizer and session before the first step; equal on all ranks. `mesh` is
+    where the workers' grid is kept if they shard the model.
 
     Raises:
         TaskRaised: the task cannot be built.
@@ -307,17 +313,38 @@ def build_train_state(context: WorkerContext, clock: Clock) -> TrainState:
         task_code(None, None),
         seeded_generators(derive_seed("model", spec.training.seed), context.device),
     ):
-        model = parts[0].model().to(context.device)
-    ddp = context.peers.wrap(model, context.device)
+        model = parts[0].model()
+    ddp, replicate_group = _spread(model, context, mesh or WorkerMesh())
     wanted = spec.training.optimizer
     optimizer = _OPTIMIZERS[wanted.name](model.parameters(), **wanted.settings())
     scaler = (
         GradScaler(torch.device(context.device).type) if spec.training.precision == "fp16" else None
     )
-    state = assemble_train_state(context, clock, parts, ddp=ddp, optimizer=optimizer, scaler=scaler)
+    state = assemble_train_state(
+        context,
+        clock,
+        parts,
+        ddp=ddp,
+        optimizer=optimizer,
+        scaler=scaler,
+        replicate_group=replicate_group,
+    )
     state.session.lr = state.schedule.epoch_rate(0)
     state.division.follows_speed = can_balance(state)
     return state
+
+
+def _spread(
+    model: nn.Module, context: WorkerContext, mesh: WorkerMesh
+) -> tuple[nn.Module, ProcessGroup | None]:
+    """Return the model as the workers train it together, and those with this one's part of it."""
+    if context.launch.spec.num_shards == 1:
+        return context.peers.wrap(model.to(context.device), context.device), None
+    from accordion_workers.training.model_shards import shard_model
+
+    # It goes to the device block by block, and stays there in parts.
+    shard_model(model, mesh.of(context)["shard"])
+    return model, mesh.replicate_group(context, model)
 
 
 def assemble_train_state(
@@ -370,13 +397,22 @@ def assemble_train_state(
         batch_change=BatchChange(size=session.global_batch),
         decider=decider,
         phases=decider.phases,
-        division=Division(world_size=context.world_size),
+        division=Division(world_size=context.world_size, num_shards=spec.num_shards),
         epoch_loss=LossSum.zero(context.device),
         recent_loss=LossSum.zero(context.device),
         scaler=scaler,
         replicate_group=replicate_group,
         progress_s=clock.elapsed(),
     )
+
+
+@contextmanager
+def _without_exchange(sharded: Any) -> Iterator[None]:
+    sharded.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        sharded.set_requires_gradient_sync(True)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The grid of workers in a script's run: those of a row hold one model together, those of a column
-the same part of it.
+"""The grid of a run's workers: those of a row hold one model together, those of a column the same
+part of it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from accordion_workers.common.errors import CodeError
 from accordion_workers.training.context import WorkerContext
 
 
-class ScriptMesh:
-    """The device mesh of a run, made when the script asks for it."""
+class WorkerMesh:
+    """The device mesh of a run, made when it is asked for."""
 
     def __init__(self) -> None:
         self._mesh: DeviceMesh | None = None
@@ -30,7 +30,7 @@ class ScriptMesh:
         return self._mesh
 
     def forget(self) -> None:
-        """Let go of the mesh at the end of a script.
+        """Let go of the mesh at the end of a run.
 
         DTensor remembers what it did on a mesh, takes one of the same ranks for the same mesh, and
         keeps it. While that one has its process groups, their sockets stay open, for whose end the
@@ -95,4 +95,4 @@ def _create_mesh(context: WorkerContext) -> DeviceMesh:
     return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
 
 
-__all__ = ["ScriptMesh"]
+__all__ = ["WorkerMesh"]
