@@ -87,12 +87,15 @@ class _Runs:
         for link in links:
             lines += self._rows(link)
         lines += ["", "Loss at the end, by learning rate:", ""]
+        rates = sorted({float(key.split(" | ")[2]) for key in self._found})  # others too, if tried
         lines += [
-            "| contestant | " + " | ".join(f"{rate:g}" for rate in RATES) + " |",
-            "| --- |" + " --- |" * len(RATES),
+            "| contestant | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
+            "| --- |" + " --- |" * len(rates),
         ]
         for name in CONTESTANTS:
-            losses = (f"{self._last_loss(0, name, rate, TUNING_SEED):.3f}" for rate in RATES)
+            keys = (_key(0, name, rate, TUNING_SEED) for rate in rates)
+            found = (self._found.get(key, {"points": ()})["points"] for key in keys)
+            losses = (f"{points[-1][2]:.3f}" if points else "–" for points in found)
             lines.append(f"| {_title(name)} | " + " | ".join(losses) + " |")
         commits = sorted({one["commit"] for one in self._found.values() if "load" in one})
         lines += ["", f"Timed on commit {', '.join(commits)}."]
