@@ -43,14 +43,20 @@ for epoch in session.epochs({EPOCHS}):
 """
 
 
-@pytest.fixture
-def sharded(start: Start, tmp_path: Path) -> Watched:
-    """A job of three replicas of two workers."""
-    code, sha256 = packed(tmp_path, {"train.py": SCRIPT})
+@pytest.fixture(params=["script", "task"])
+def sharded(start: Start, tmp_path: Path, request: pytest.FixtureRequest) -> Watched:
+    """A job of three replicas of two workers, that shard the model in a script or of a task."""
     folder = tmp_path / "steps"
     folder.mkdir()
+    if request.param == "script":
+        code, sha256 = packed(tmp_path, {"train.py": SCRIPT})
+        task = {"name": "script", "options": {"file": "train.py", "args": str(folder)}}
+    else:
+        code, sha256 = None, None
+        options = {"hidden": 32, "folder": str(folder), "pace_s": 0.04, "hold_from": HOLD_FROM}
+        task = {"name": "tests.elastic.watched:WatchedDigits", "options": options}
     spec = {
-        "task": {"name": "script", "options": {"file": "train.py", "args": str(folder)}},
+        "task": task,
         "code": sha256,
         "workers": {"min": 2, "max": 6},
         "parallelism": {"shard": 2},
@@ -85,6 +91,7 @@ def test_people_resize_a_sharded_job_and_no_step_is_lost(sharded: Watched) -> No
     assert find_failures(sharded) == []
 
 
+@pytest.mark.parametrize("sharded", ["script"], indirect=True)
 def test_a_cancelled_sharded_job_has_saved_where_it_was(sharded: Watched) -> None:
     sharded.reach(AFTER)
     sharded.life.order(DesiredState(version=1, stop="cancel"))

@@ -51,6 +51,16 @@ def test_a_worker_that_lost_its_peers_says_so_in_one_line(monkeypatch, caplog, e
     assert line.exc_info is None
 
 
+def test_a_worker_that_cannot_join_its_group_shows_where(caplog):
+    with pytest.raises(PermissionError), worker.explain_no_group(1):
+        raise PermissionError(1, "Operation not permitted")
+    with pytest.raises(DistBackendError), worker.explain_no_group(1):
+        raise DistBackendError("a peer is gone")
+    [line] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert line.message == "rank 1 cannot join its group"
+    assert line.exc_info is not None
+
+
 def test_a_worker_that_failed_by_itself_shows_where(monkeypatch, caplog):
     run(KeyError("mine"), monkeypatch)
     [line] = [record for record in caplog.records if record.levelname == "ERROR"]

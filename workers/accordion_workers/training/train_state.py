@@ -314,6 +314,8 @@ def build_train_state(
         seeded_generators(derive_seed("model", spec.training.seed), context.device),
     ):
         model = parts[0].model()
+        if spec.num_shards == 1:
+            model.to(context.device)
     ddp, replicate_group = _spread(model, context, mesh or WorkerMesh())
     wanted = spec.training.optimizer
     optimizer = _OPTIMIZERS[wanted.name](model.parameters(), **wanted.settings())
@@ -337,13 +339,18 @@ def build_train_state(
 def _spread(
     model: nn.Module, context: WorkerContext, mesh: WorkerMesh
 ) -> tuple[nn.Module, ProcessGroup | None]:
-    """Return the model as the workers train it together, and those with this one's part of it."""
+    """Return the model as the workers train it together, and those with this one's part of it.
+
+    Raises:
+        TaskRaised: FSDP2 refused the model.
+    """
     if context.launch.spec.num_shards == 1:
-        return context.peers.wrap(model.to(context.device), context.device), None
+        return context.peers.wrap(model, context.device), None
     from accordion_workers.training.model_shards import shard_model
 
-    # It goes to the device block by block, and stays there in parts.
-    shard_model(model, mesh.of(context)["shard"])
+    shards = mesh.of(context)["shard"]
+    with task_code(None, None):  # it goes to the device block by block, and stays there in parts
+        shard_model(model, shards)
     return model, mesh.replicate_group(context, model)
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -313,15 +313,18 @@ class Worker:
         with (
             self._ship_logs(source) as self._shipper,
             _connect_link(self._launch, assignment, self._shipper) as link,
-            process_group(
-                self._join_store(assignment),
-                rank=assignment.rank,
-                world_size=assignment.world_size,
-                device=device,
-                host=self.locate().host,
-                timeout=timedelta(seconds=assignment.peer_timeout_s),
-            ),
+            ExitStack() as group,
         ):
+            with explain_no_group(assignment.rank):
+                joined = process_group(
+                    self._join_store(assignment),
+                    rank=assignment.rank,
+                    world_size=assignment.world_size,
+                    device=device,
+                    host=self.locate().host,
+                    timeout=timedelta(seconds=assignment.peer_timeout_s),
+                )
+                group.enter_context(joined)
             context = WorkerContext(
                 launch=self._launch,
                 generation=assignment.generation,
@@ -339,6 +342,17 @@ class Worker:
                 return run_training(context)
             finally:
                 self._link = None
+
+
+@contextmanager
+def explain_no_group(rank: int) -> Iterator[None]:
+    """Log the traceback of an error of this process in the block, where its group forms."""
+    try:
+        yield
+    except Exception as error:
+        if not is_peer_loss(error):
+            log.exception("rank %d cannot join its group", rank)
+        raise
 
 
 def _wait_for_gpu() -> None:
