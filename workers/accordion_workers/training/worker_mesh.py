@@ -4,6 +4,9 @@ part of it.
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Sequence
+
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -90,9 +93,28 @@ def _create_mesh(context: WorkerContext) -> DeviceMesh:
             f"parallelism.shard is {num_shards} and the run has {context.world_size} workers; start"
             f" a multiple of {num_shards}"
         )
+    hosts = context.peers.gather_objects(platform.node())
+    if context.rank == 0 and (warning := explain_split(hosts, num_shards)):
+        context.link.log(warning)
     shape = (context.world_size // num_shards, num_shards)
     kind = context.device.partition(":")[0]
     return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
 
 
-__all__ = ["WorkerMesh"]
+def explain_split(hosts: Sequence[str], num_shards: int) -> str:
+    """Return a warning if a replica is on several hosts, given those of all ranks; empty if none
+    is.
+    """
+    for first in range(0, len(hosts), num_shards):
+        found = sorted(set(hosts[first : first + num_shards]))
+        if len(found) > 1:
+            return (
+                f"warning: ranks {first} to {first + num_shards - 1} hold one model together on"
+                f" {len(found)} nodes ({', '.join(found)}): what FSDP2 exchanges in every step"
+                " crosses their link, uncompressed; give nodes room for a multiple of"
+                f" parallelism.shard, which is {num_shards}"
+            )
+    return ""
+
+
+__all__ = ["WorkerMesh", "explain_split"]
