@@ -29,12 +29,15 @@ def settings(
 ) -> None:
     """List the settings: their variables, their values in this environment, and what they do.
 
-    Values that are not the default are marked with *. Secrets are not shown.
+    Values that are not the default are marked with *; those of a profile count. Secrets are not
+    shown.
     """
+    from accordion_client.machine.profiles import load_client_settings
     from accordion_service.settings.setting_list import describe_unknown_variables, list_settings
-    from accordion_service.settings.settings import list_variables, load_settings
+    from accordion_service.settings.settings import list_variables
 
-    lines = [line for line in list_settings(load_settings()) if not (changed and line.is_default)]
+    found = list_settings(load_client_settings())
+    lines = [line for line in found if not (changed and line.is_default)]
     unknown = describe_unknown_variables(list_variables())
     if json:
         print_json({"items": [asdict(line) for line in lines], "warning": unknown or None})

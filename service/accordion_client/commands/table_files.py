@@ -10,6 +10,9 @@ from typing import Any
 
 from accordion_client.commands.job_rows import Cell, RowTable
 
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of a text that spreadsheets take for a formula."""
+
 
 def choose_writer(kind: str) -> Callable[[RowTable, Path], None]:
     """Return what writes a table to a file.
@@ -51,4 +54,6 @@ def _write_csv(table: RowTable, file: Path) -> None:
 def _format_cell(value: Cell) -> Cell:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str) and value.startswith(_FORMULAS):
+        return f"'{value}"  # or a spreadsheet would compute what somebody has written
     return value.isoformat() if isinstance(value, datetime) else value

@@ -124,6 +124,7 @@ def test_what_it_makes_follows_the_schemas_of_kubernetes(
 
 def test_values_reach_the_objects(render: Render) -> None:
     workers = {"min": 1, "max": 3, "cpus": 16, "gpus": 4, "nodeSelector": {"pool": "spot"}}
+    workers["sharedMemory"] = "8Gi"
     own = {
         "settings": {"ACCORDION_MAX_ENDED_JOBS": 2_000_000, "ACCORDION_OIDC_ISSUER": "https://id"},
         "image": {"tag": "0.2.0", "pullSecrets": [{"name": "registry"}]},
@@ -140,6 +141,9 @@ def test_values_reach_the_objects(render: Render) -> None:
     assert (group["minReplicas"], group["maxReplicas"]) == (1, 3)
     pod = group["template"]["spec"]
     assert pod["nodeSelector"] == {"pool": "spot"}
+    assert {"medium": "Memory", "sizeLimit": "8Gi"} in [
+        one.get("emptyDir") for one in pod["volumes"]
+    ]
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     limits = pod["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "16", "memory": "4Gi", "nvidia.com/gpu": 4}

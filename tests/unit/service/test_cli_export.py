@@ -14,6 +14,7 @@ from accordion.base.messages import Decision
 from accordion_client import Client
 from accordion_client.commands.job_rows import RowTable
 from accordion_client.commands.output_file import open_folder
+from accordion_client.commands.table_files import choose_writer
 from accordion_service.schemas.jobs import DecisionView
 from tests.api.conftest import Live
 from tests.unit.service.conftest import Accordion
@@ -137,6 +138,15 @@ def test_levels_of_overrides_are_texts_in_one_column(
     assert json.loads(rows[0]["layers"]) == ["*"]
     users = [row["user_by_override"] for row in read_csv(tmp_path / "csv" / "decisions.csv")]
     assert rows[0]["id"] in {name for text in users for name in json.loads(text)}
+
+
+def test_no_text_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
+    table = RowTable()
+    table.add({"reason": "=HYPERLINK(1)", "change": -0.5})
+    table.add({"reason": "by hand", "change": 1.0})
+    choose_writer("csv")(table, tmp_path / "a.csv")
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines == ["reason,change", "'=HYPERLINK(1),-0.5", "by hand,1.0"]
 
 
 def test_an_existing_folder_is_kept_unless_forced(

@@ -53,6 +53,15 @@ def test_the_default_profile_names_the_service_and_its_token(config: Path) -> No
         assert client.url == "https://lab.example"
 
 
+def test_the_list_of_settings_has_those_of_the_profile(
+    accordion: Accordion, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCORDION_PROFILE", "cloud")
+    shown = {line["name"]: line for line in accordion("settings", "--json").json()["items"]}
+    assert shown["ACCORDION_URL"]["value"] == "https://cloud.example"
+    assert not shown["ACCORDION_URL"]["is_default"]
+
+
 def test_a_variable_chooses_another_profile(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
     monkeypatch.setenv("ACCORDION_PROFILE", "cloud")
     assert found() == ("https://cloud.example", None)

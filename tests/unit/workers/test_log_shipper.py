@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,7 +148,8 @@ def test_a_last_line_without_an_end_is_captured() -> None:
 @pytest.mark.parametrize(
     ("writes", "expected"),
     [
-        (["\rstep 1", "\rstep 2", "\rstep 3\n"], ["step 1", "step 2", "step 3"]),
+        (["\rstep 1", "\rstep 2", "\rstep 3\n"], ["step 1", "step 3"]),
+        (["step 1\r", "\r", "step 2", "\r", "\n", "done\n"], ["step 1", "step 2", "done"]),
         (["one\r\ntwo\r", "\nthree\n"], ["one", "two", "three"]),
         (["one\n\ntwo\n", "\n"], ["one", "", "two", ""]),
         (["x" * LINE_BYTES, "y", "\n", "next\n"], ["x" * LINE_BYTES + "y", "next"]),
@@ -163,14 +165,25 @@ def test_a_line_ends_where_it_is_overwritten_or_grows_too_long(
         assert lines == expected
 
 
-@pytest.mark.parametrize("text", ["\rloss 0.1", "."])
-def test_text_that_no_newline_ends_is_not_kept(text: str) -> None:
+def test_text_that_no_newline_ends_is_not_kept() -> None:
     lines: list[str] = []
     with capture_output(lines.append):
         for _ in range(3 * LINE_BYTES):
-            sys.stdout.write(text)
-        held = 3 * LINE_BYTES * len(text.strip()) - sum(map(len, lines))
+            sys.stdout.write(".")
+        held = 3 * LINE_BYTES - sum(map(len, lines))
     assert held <= LINE_BYTES
+
+
+def test_a_progress_bar_is_a_line_in_ten_seconds_and_its_end(monkeypatch) -> None:
+    now, lines = [0.0], list[str]()
+    monkeypatch.setattr(telemetry_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with capture_output(lines.append):
+        for percent in range(101):
+            sys.stderr.write(f"\r{percent} %")
+            now[0] += 0.25
+        sys.stderr.write("\n")
+        print("saved")
+    assert lines == ["0 %", "40 %", "80 %", "100 %", "saved"]
 
 
 def test_an_unexpected_error_is_printed_to_stderr_and_does_not_stop_the_sending(

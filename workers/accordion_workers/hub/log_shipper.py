@@ -32,6 +32,8 @@ BUFFER_BYTES = 512 * 1024
 """Maximum size of unsent lines: four seconds at the highest rate."""
 LINE_BYTES = 8 * 1024
 """Maximum size of a line; the rest is cut."""
+REDRAW_S = 10.0
+"""Seconds between two states of a progress bar."""
 SEND_TIMEOUT_S = 10.0
 LOG_FLUSH_S = 3.0
 """How long an ending process waits to send its last log lines."""
@@ -159,8 +161,9 @@ class LogShipper:
 
 
 class _Tee(io.TextIOBase):
-    """Forwards text to a stream, and its lines to a function; a carriage return or the maximum
-    length ends a line too, but not within a secret that `mask` knows.
+    """Forwards text to a stream, and its lines to a function; the maximum length ends a line too,
+    but not within a secret that `mask` knows. Of a line that is written over again and again, as
+    progress bars are, one in `REDRAW_S` is passed on, and the last.
     """
 
     def __init__(self, stream: TextIO, take: Callable[[str], None], mask: SecretMask) -> None:
@@ -168,6 +171,10 @@ class _Tee(io.TextIOBase):
         self._take = take
         self._mask = mask
         self._rest = ""
+        self._has_returned = False
+        """Whether what follows, unless that is a newline, overwrites the open line."""
+        self._shown_at = -REDRAW_S
+        """Time at which an overwritten line was passed on."""
         self._begun = False
         """Whether the open line has text, so that its end is not an empty line."""
         self._lock = threading.Lock()
@@ -191,15 +198,26 @@ class _Tee(io.TextIOBase):
 
     def _split_lines(self, text: str) -> Iterator[str]:
         for piece in _PIECES.findall(text):
-            is_end = piece in "\r\n"
-            self._rest += "" if is_end else piece
-            is_blank = piece == "\n" and not self._begun
-            if is_blank or (self._rest and is_end):
-                yield self._rest
-                self._rest = ""
-            elif len(self._rest) > LINE_BYTES + self._mask.longest:
-                yield self._cut_rest()
+            if piece == "\r":
+                self._has_returned = True
+            elif piece == "\n":
+                if self._rest or not self._begun:
+                    yield self._rest
+                self._rest, self._has_returned = "", False
+            else:
+                yield from self._add_to_line(piece)
             self._begun = piece != "\n"
+
+    def _add_to_line(self, piece: str) -> Iterator[str]:
+        if self._has_returned and self._rest:
+            if time.monotonic() >= self._shown_at + REDRAW_S:
+                self._shown_at = time.monotonic()
+                yield self._rest
+            self._rest = ""
+        self._has_returned = False
+        self._rest += piece
+        if len(self._rest) > LINE_BYTES + self._mask.longest:
+            yield self._cut_rest()
 
     def _cut_rest(self) -> str:
         """Return what is held of a long line, but keep its end, which may begin a secret."""

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accordion.base.errors import drop_tracebacks
 from accordion_workers.checkpoint.shared_storage import check_token
@@ -300,8 +300,21 @@ class Worker:
             return self._store.wait_for_members(assignment.world_size, PEER_TIMEOUT, closed=on_cpu)
         return join_store(assignment.store, assignment.rank, PEER_TIMEOUT)
 
+    def _join_group(self, assignment: GroupAssignment, device: str) -> AbstractContextManager[Any]:
+        """Return a block in which this process is a member of the group."""
+        from accordion_workers.worker.process_group import process_group
+
+        return process_group(
+            self._join_store(assignment),
+            rank=assignment.rank,
+            world_size=assignment.world_size,
+            device=device,
+            host=self.locate().host,
+            timeout=timedelta(seconds=assignment.peer_timeout_s),
+        )
+
     def _train_group(self, assignment: GroupAssignment) -> str:
-        from accordion_workers.worker.process_group import process_group, select_device
+        from accordion_workers.worker.process_group import select_device
 
         if assignment.rank != 0:
             self._control = self._control.for_next_group()
@@ -316,15 +329,7 @@ class Worker:
             ExitStack() as group,
         ):
             with explain_no_group(assignment.rank):
-                joined = process_group(
-                    self._join_store(assignment),
-                    rank=assignment.rank,
-                    world_size=assignment.world_size,
-                    device=device,
-                    host=self.locate().host,
-                    timeout=timedelta(seconds=assignment.peer_timeout_s),
-                )
-                group.enter_context(joined)
+                group.enter_context(self._join_group(assignment, device))
             context = WorkerContext(
                 launch=self._launch,
                 generation=assignment.generation,
