@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.distributed.conftest import run_grid as run_grid
 from tests.distributed.conftest import run_group as run_group
 
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
