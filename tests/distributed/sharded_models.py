@@ -48,6 +48,17 @@ class CheckpointedModel(Model):
         return checkpoint(block, hidden, use_reentrant=True)
 
 
+class CompiledModel(Model):
+    """Model whose blocks are compiled, each with names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # What Inductor generates would take most of a test.
+        self.blocks = nn.ModuleList(
+            torch.compile(block, backend="aot_eager") for block in self.blocks
+        )
+
+
 class FrozenEnds(Model):
     """Model of which only blocks train, each of them sharded for itself."""
 

@@ -22,6 +22,7 @@ from tests.distributed.sharded_models import (
     REPLICAS,
     SHARDS,
     CheckpointedModel,
+    CompiledModel,
     FrozenEnds,
     Model,
     SingleRow,
@@ -210,7 +211,7 @@ def observe(rank: int, kind: Any) -> list[torch.Tensor]:
     return gradients
 
 
-@pytest.mark.parametrize("kind", [CheckpointedModel, FrozenEnds, SingleRow])
+@pytest.mark.parametrize("kind", [CheckpointedModel, CompiledModel, FrozenEnds, SingleRow])
 def test_gradients_are_averages_in_unusual_models(run_grid, kind):
     torch.manual_seed(0)
     model = kind()
