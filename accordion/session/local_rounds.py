@@ -79,8 +79,10 @@ class Rounds:
         """
         return None
 
-    def set_length(self, length: int) -> None:
-        """Change the length between two rounds; every worker does, to the same."""
+    def set_length(self, length: int, *, loaded: bool = False) -> None:  # noqa: ARG002
+        """Change the length between two rounds; every worker does, to the same. It may be that of a
+        state that has just been loaded.
+        """
         self.decided = length
 
     def begin_step(self) -> frozenset[Signal]:
@@ -216,13 +218,13 @@ class LocalRounds(Rounds):
         """Implements `Rounds`."""
         return self._times.medians()
 
-    def set_length(self, length: int) -> None:
+    def set_length(self, length: int, *, loaded: bool = False) -> None:
         """Implements `Rounds`."""
-        if length == 1 < self.length:
+        if length == 1 < self.length and not loaded:
             # One optimizer state for all again, as in data-parallel training.
             state = list(_optimizer_state(self._optimizers, self._parameters.values()))
             _average_state(state, self._coordinator)
-        if (length > 1) != (self.length > 1):
+        if (length > 1) != (self.length > 1) and not loaded:
             self._engine.sums.clear()  # changes of parameters do not add up with gradients
         self._times.clear()
         self.decided = self.length = length

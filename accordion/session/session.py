@@ -385,7 +385,8 @@ class Session:
         self._decisions.proposal = None
         decision = parse_decision(loaded["decision"])
         self._adopt_decision(
-            decision if self._measured.follows_plans else replace(decision, exchange_plan=())
+            decision if self._measured.follows_plans else replace(decision, exchange_plan=()),
+            loaded=True,
         )
         self.rounds.load_momentum(loaded["outer_momentum"])
         self.steps, self.skipped_steps = loaded["steps"], loaded["skipped_steps"]
@@ -489,10 +490,10 @@ class Session:
         plan, length, held = self._measured.plan, self.rounds.decided, self.decision.optimizer
         return plan_digest(self._engine.plan, batch, plan, local_steps=length, optimizer=held)
 
-    def _adopt_decision(self, decision: Decision) -> None:
+    def _adopt_decision(self, decision: Decision, *, loaded: bool = False) -> None:
         self._measured.follow_decision(decision, before=self._engine.plan)
         self.decision, self._engine.plan = decision, decision.level_by_layer
-        self.rounds.set_length(decision.local_steps)
+        self.rounds.set_length(decision.local_steps, loaded=loaded)
         self.global_batch = decision.global_batch or self.global_batch
 
 

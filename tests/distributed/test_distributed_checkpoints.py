@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ RESUMED = {
     "powersgd": Config(method="powersgd"),
     "signs": SIGNS,
     "local steps": Config(method="qsgd", local_steps=ROUNDS),
+    "after a start": Config(method="qsgd", local_steps=replace(ROUNDS, start_steps=2)),
 }
 
 
@@ -94,7 +96,8 @@ def stop_and_go_on(rank: int, folder: Path, name: str, stops: bool, kind: Any) -
         run.load(folder)
     run.train(4, 5)
     run.session.finish_round()
-    return full(run.model)
+    window = run.session.state_dict()["engine"]["window"]
+    return [*full(run.model), torch.tensor(window["steps"]), *window["sums"].values()]
 
 
 @pytest.mark.parametrize(
