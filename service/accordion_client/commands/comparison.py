@@ -254,7 +254,7 @@ def _compute_figures(history: ComparedHistory, goal: _Goal, now: datetime) -> Co
         sent_bytes=sent.wire,
         sent_bytes_by_method=sent.wire_by_method,
         dense_bytes=sent.dense_wire,
-        ratio=sent.dense_wire / sent.wire if sent.wire else None,
+        ratio=sent.dense_wire / sent.wire if sent.dense_wire and sent.wire else None,
         fewest_workers=min(row.world_size for row in epochs),
         most_workers=max(row.world_size for row in epochs),
         duration_s=_compute_duration_s(job, now),

@@ -100,7 +100,7 @@ def _describe_seed(row: SeedResult, metric: str | None) -> tuple[str, ...]:
         *([] if metric is None else [format_metric(metric, row.metric)]),
         format_number(row.loss),
         format_bytes(row.wire),
-        f"{row.dense_wire / row.wire:.3g}x" if row.wire else "-",
+        f"{row.dense_wire / row.wire:.3g}x" if row.dense_wire and row.wire else "-",
         format_bytes(row.payload),
         format_duration(row.seconds),
     )

@@ -51,7 +51,7 @@ def parse_job(spec: dict[str, Any]) -> JobSpec:
 
 def name_option(message: str) -> str:
     """Return a message about the spec with the option that sets its number of workers."""
-    return message.replace("workers.max", "--workers")
+    return message.replace("workers.max", "--workers").replace("workers.min", "--workers")
 
 
 def build_environment(spec: dict[str, Any]) -> dict[str, str]:

@@ -82,10 +82,10 @@ def _format_factor(ratio: float) -> str:
 
 
 def format_savings(bytes_: Bytes) -> str:
-    """Return uncompressed bytes divided by bytes sent, both on the wire; a dash if nothing was
-    sent.
+    """Return uncompressed bytes divided by bytes sent, both on the wire; a dash if no gradients
+    were sent, as of one worker or one replica.
     """
-    return f"{bytes_.dense_wire / bytes_.wire:.1f}x" if bytes_.wire else "-"
+    return f"{bytes_.dense_wire / bytes_.wire:.1f}x" if bytes_.dense_wire and bytes_.wire else "-"
 
 
 METHODS_COLUMNS = ("Method", "Payload", "Sent", "Share")

@@ -108,6 +108,10 @@ def test_what_is_not_a_whole_number_is_refused(value):
             "workers.min is 3, above workers.max 2; lower min or raise max",
         ),
         (
+            {"parallelism": {"shard": 1}},
+            "shard is 1, and without shards each worker has the whole model; leave parallelism out",
+        ),
+        (
             {"workers": {"min": 1, "max": 2}, "parallelism": {"shard": 2}},
             "workers.min is 1, and 2 workers hold one model together (parallelism.shard); give a"
             " multiple of 2, such as 2",

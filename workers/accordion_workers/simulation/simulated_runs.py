@@ -187,10 +187,10 @@ def _check_alike(folder: Path, found: SimulatedRun, wanted: SimulatedRun) -> Non
     """
     for place, prefix in (("workers", "workers"), ("spec", "")):
         before, now = (_without_seed(asdict(run))[place] for run in (found, wanted))
-        if json.dumps(before, sort_keys=True) != json.dumps(now, sort_keys=True):
+        if before != now and (different := _list_differences(before, now, prefix)):
             raise RunError(
-                f"{folder} has a simulation with another {_list_differences(before, now, prefix)};"
-                " give --out another folder, or remove this one"
+                f"{folder} has a simulation with another {different}; give --out another folder, or"
+                " remove this one"
             )
 
 
@@ -203,13 +203,16 @@ def _without_seed(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list_differences(found: Any, wanted: Any, prefix: str = "") -> str:
-    """Return the first few values that differ, such as `training.epochs (3, now 5)`."""
+    """Return the first few values that differ, such as `training.epochs (3, now 5)`; null is as
+    good as none.
+    """
     if not (isinstance(found, Mapping) and isinstance(wanted, Mapping)):
         return f"{prefix.rstrip('.')} ({json.dumps(found)}, now {json.dumps(wanted)})"
     places = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
-    return ", ".join(
-        _list_differences(found.get(key), wanted.get(key), f"{prefix}{key}.") for key in places[:3]
+    parts = (
+        _list_differences(found.get(key), wanted.get(key), f"{prefix}{key}.") for key in places
     )
+    return ", ".join(list(filter(None, parts))[:3])
 
 
 def _read_seed(folder: Path) -> tuple[int, str]:

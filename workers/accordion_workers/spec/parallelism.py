@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from accordion_workers.spec.types import Strict, Whole
 from accordion_workers.spec.workers import WorkersSpec
@@ -28,6 +28,16 @@ class ParallelismSpec(Strict):
     has as many; gradients are compressed between these replicas. `workers.min` and `workers.max`
     are multiples of it.
     """
+
+    @field_validator("shard", mode="before")
+    @classmethod
+    def _check_shard(cls, shard: Any) -> Any:
+        if type(shard) is int and shard in {0, 1}:
+            raise ValueError(
+                f"shard is {shard}, and without shards each worker has the whole model; leave"
+                " parallelism out (--set parallelism=null), or give 2 or more"
+            )
+        return shard
 
     def check(self, task: str, workers: WorkersSpec) -> None:
         """Check that the task and the numbers of workers fit; those of a run outside of a job are

@@ -5,7 +5,7 @@ part of it.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 from torch.distributed import ProcessGroup
@@ -94,27 +94,33 @@ def _create_mesh(context: WorkerContext) -> DeviceMesh:
             f" a multiple of {num_shards}"
         )
     hosts = context.peers.gather_objects(platform.node())
-    if context.rank == 0 and (warning := explain_split(hosts, num_shards)):
-        context.link.log(warning)
+    if context.rank == 0:
+        for warning in list_warnings(hosts, num_shards):
+            context.link.log(f"warning: {warning}")
     shape = (context.world_size // num_shards, num_shards)
     kind = context.device.partition(":")[0]
     return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def explain_split(hosts: Sequence[str], num_shards: int) -> str:
-    """Return a warning if a replica is on several hosts, given those of all ranks; empty if none
-    is.
+def list_warnings(hosts: Sequence[str], num_shards: int) -> Iterator[str]:
+    """Return what is not as it should be, given the hosts of all ranks: replicas on several of
+    them, or a single replica.
     """
+    if len(hosts) == num_shards:
+        yield (
+            f"all {num_shards} workers hold one model together (parallelism.shard): nothing is"
+            " exchanged with others or compressed until there are more replicas"
+        )
     for first in range(0, len(hosts), num_shards):
         found = sorted(set(hosts[first : first + num_shards]))
         if len(found) > 1:
-            return (
-                f"warning: ranks {first} to {first + num_shards - 1} hold one model together on"
+            yield (
+                f"ranks {first} to {first + num_shards - 1} hold one model together on"
                 f" {len(found)} nodes ({', '.join(found)}): what FSDP2 exchanges in every step"
                 " crosses their link, uncompressed; give nodes room for a multiple of"
                 f" parallelism.shard, which is {num_shards}"
             )
-    return ""
+            return
 
 
-__all__ = ["WorkerMesh", "explain_split"]
+__all__ = ["WorkerMesh", "list_warnings"]
