@@ -133,12 +133,14 @@ def test_a_simulation_prints_its_seeds_and_epochs_compares_them_and_refuses_anot
 
 
 def test_workers_that_hold_the_model_together_are_simulated_as_replicas(
-    accordion: Accordion, job: Path
+    accordion: Accordion, job: Path, tmp_path: Path
 ) -> None:
-    sharded = ("--workers", "4", "--set", "parallelism.shard=2", "--out", "sharded", "--json")
+    shards = ("--workers", "4", "--set", "parallelism.shard=2")
+    sharded = (*shards, "--out", tmp_path / "sharded", "--json")
     said = accordion("simulate", job, *sharded)
     assert "4 workers that hold the model together in replicas of 2 are simulated as 2" in said.err
-    whole = accordion("simulate", job, "--workers", "2", "--out", "whole", "--json").json()
+    alone = ("--workers", "2", "--out", tmp_path / "whole", "--json")
+    whole = accordion("simulate", job, *alone).json()
     assert said.json()["epochs"] == whole["epochs"]
 
 

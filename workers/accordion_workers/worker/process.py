@@ -300,8 +300,20 @@ class Worker:
             return self._store.wait_for_members(assignment.world_size, PEER_TIMEOUT, closed=on_cpu)
         return join_store(assignment.store, assignment.rank, PEER_TIMEOUT)
 
+    def _open_group(self, assignment: GroupAssignment, device: str) -> AbstractContextManager[None]:
+        from accordion_workers.worker.process_group import process_group
+
+        return process_group(
+            self._join_store(assignment),
+            rank=assignment.rank,
+            world_size=assignment.world_size,
+            device=device,
+            host=self.locate().host,
+            timeout=timedelta(seconds=assignment.peer_timeout_s),
+        )
+
     def _train_group(self, assignment: GroupAssignment) -> str:
-        from accordion_workers.worker.process_group import process_group, select_device
+        from accordion_workers.worker.process_group import select_device
 
         if assignment.rank != 0:
             self._control = self._control.for_next_group()
@@ -316,15 +328,7 @@ class Worker:
             ExitStack() as group,
         ):
             with explain_no_group(assignment.rank):
-                joined = process_group(
-                    self._join_store(assignment),
-                    rank=assignment.rank,
-                    world_size=assignment.world_size,
-                    device=device,
-                    host=self.locate().host,
-                    timeout=timedelta(seconds=assignment.peer_timeout_s),
-                )
-                group.enter_context(joined)
+                group.enter_context(self._open_group(assignment, device))
             context = WorkerContext(
                 launch=self._launch,
                 generation=assignment.generation,
