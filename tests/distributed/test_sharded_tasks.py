@@ -77,6 +77,15 @@ def test_shards_are_no_difference_to_what_is_learned(run_group, tmp_path, parts)
     assert ours.bytes.dense < 0.6 * theirs.bytes.dense
 
 
+@pytest.mark.parametrize("kind", ["Tied", "ListedTwice"])
+def test_blocks_that_have_a_part_in_common_learn_as_unsharded_ones(run_group, tmp_path, kind):
+    task = {"name": f"{__package__}.loop_tasks:{kind}", "options": {"hidden": 32}}
+    (outcome, _), *_ = run_group(4, run, tmp_path / "a", job(**SHARDED, task=task))
+    run_group(4, run, tmp_path / "b", job(task=task))
+    assert outcome == "completed"
+    assert_close(tmp_path / "a", tmp_path / "b", rtol=1e-4, atol=1e-5)
+
+
 LOCAL = {"local_steps": {"low": 3, "outer": "nesterov"}}
 
 
