@@ -248,10 +248,15 @@ class _Reader:
         return {key.removeprefix(start): local_part(one) for key, one in targets.items()}
 
     def _load(self, targets: dict[str, Any]) -> None:
+        from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        if targets:
-            load(targets, storage_reader=self._reader, no_dist=True)
+        try:
+            if targets:
+                load(targets, storage_reader=self._reader, no_dist=True)
+        except CheckpointException as error:  # not an Exception
+            (cause, _), *_ = error.failures.values()
+            raise cause from error
 
 
 def _start_parts_again(state: Mapping[str, Any]) -> dict[str, Any]:

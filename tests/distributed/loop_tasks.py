@@ -91,6 +91,24 @@ class Normed64(Normed):
         return Noisy(super().eval_data())
 
 
+class Tied(DigitsMlp):
+    """Digits through blocks of which two share a weight."""
+
+    def model(self) -> nn.Module:
+        blocks = [nn.Linear(64, 64) for _ in range(3)]
+        blocks[2].weight = blocks[0].weight
+        return nn.Sequential(*blocks, nn.Linear(64, 10))
+
+
+class ListedTwice(DigitsMlp):
+    """Digits through blocks of which another list has a part again."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Sequential(nn.Linear(64, 32), nn.Tanh()), nn.Linear(32, 10))
+        model[1].others = nn.ModuleList([model[0], model[0][0]])
+        return model
+
+
 def stage(inputs: int, outputs: int) -> list[nn.Module]:
     return [
         nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),

@@ -188,6 +188,7 @@ def load_wrongly(rank: int, folder: Path, mistake: str) -> tuple[str, bool]:
     ("mistake", "told"),
     [
         ("folder", "cannot be read"),
+        ("torn file", "cannot be read"),
         (
             "name",
             "no state of a session's rank 0 named 'session'; save accordion.distributed_state",
@@ -199,6 +200,8 @@ def test_what_cannot_be_read_is_told_on_all_workers_and_changes_nothing(
     run_grid, tmp_path, mistake, told
 ):
     run_grid(save_in_shards, tmp_path, 2)
+    if mistake == "torn file":  # which rank 1 alone reads
+        (tmp_path / "__1_0.distcp").write_bytes(b"torn")
     for said, is_unchanged in run_grid(load_wrongly, tmp_path, mistake):
         assert told in said
         assert is_unchanged

@@ -13,7 +13,10 @@ from accordion_workers.checkpoint.storage import LocalStorage
 from accordion_workers.records.contract import DesiredState, JobSpec
 from accordion_workers.simulation.simulated_spec import build_simulated_spec
 from accordion_workers.simulation.simulation import Observer, Simulation
+from accordion_workers.training.byte_budget import CountedModel
 from accordion_workers.training.loop import train_job
+from accordion_workers.training.planned_run import list_assumptions, plan_run
+from accordion_workers.user_code.load_task import load_task
 from tests.distributed.loop_jobs import RecordingLink, context
 
 SHARDED = {"parallelism": {"shard": 2}}
@@ -77,6 +80,15 @@ def test_shards_are_no_difference_to_what_is_learned(run_group, tmp_path, parts)
     assert ours.bytes.dense < 0.6 * theirs.bytes.dense
 
 
+@pytest.mark.parametrize("kind", ["Tied", "ListedTwice"])
+def test_blocks_that_have_a_part_in_common_learn_as_unsharded_ones(run_group, tmp_path, kind):
+    task = {"name": f"{__package__}.loop_tasks:{kind}", "options": {"hidden": 32}}
+    (outcome, _), *_ = run_group(4, run, tmp_path / "a", job(**SHARDED, task=task))
+    run_group(4, run, tmp_path / "b", job(task=task))
+    assert outcome == "completed"
+    assert_close(tmp_path / "a", tmp_path / "b", rtol=1e-4, atol=1e-5)
+
+
 LOCAL = {"local_steps": {"low": 3, "outer": "nesterov"}}
 
 
@@ -115,6 +127,21 @@ def test_rounds_of_a_budget_are_those_of_replicas(run_group, tmp_path):
     assert found == expected
     last = ours.of("epoch")[-1].bytes
     assert last.dense_wire >= 4 * last.wire
+
+
+@pytest.mark.parametrize("method", ["powersgd", "qsgd"])
+def test_a_plan_tells_the_bytes_of_the_workers_of_a_replica(run_group, tmp_path, method):
+    digits = {"name": "digits-mlp", "options": {"hidden": 32}}  # all parts are equally large
+    parts = {"compression": {"method": method}, "policy": {"name": "fixed"}, "task": digits}
+    spec = job(**SHARDED, **parts)
+    (_, link), *_ = run_group(4, run, tmp_path, spec)
+    task = load_task("digits-mlp", digits["options"])
+    model = CountedModel(task.model(), world_size=2, shards=2)
+    (assumed,) = list_assumptions(spec)
+    planned = plan_run(spec, assumed, model, samples=len(task.train_data()))
+    found = 2 * sum(one.bytes.wire - one.bytes.control_wire for one in link.of("epoch"))
+    # Each worker of a real job rounds its bytes of qsgd by itself.
+    assert found == pytest.approx(planned.sent_bytes - planned.control_bytes, rel=0.01)
 
 
 def test_a_resumed_job_has_the_bits_of_an_uninterrupted_one(run_group, tmp_path):

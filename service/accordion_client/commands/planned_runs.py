@@ -24,9 +24,10 @@ def describe_runs(answer: Mapping[str, Any]) -> Iterator[Table | str]:
     if len(answer["runs"]) > 1:
         yield "what is assumed is decided in the job, which sends something between these"
     if answer["runs"]:
+        whose = "worker" if answer["shard_bytes"] is None else "replica"
         yield (
-            "sent: bytes of one worker on the wire, without decisions, acknowledgements and running"
-            " statistics"
+            f"sent: bytes of one {whose} on the wire, without decisions, acknowledgements and"
+            " running statistics"
         )
 
 

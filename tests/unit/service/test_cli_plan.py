@@ -78,11 +78,14 @@ def test_workers_that_hold_the_model_together_are_planned_as_replicas(
     def sent(plan: dict[str, Any]) -> dict[tuple[str, str], int]:
         return {(row["method"], row["level"]): row["sent_bytes"] for row in plan["predictions"]}
 
-    assert sent(found) == sent(whole)
+    # A part's factors of PowerSGD are as long along one side as those of the whole.
+    assert sent(found)["powersgd", "low"] > sent(whole)["powersgd", "low"]
     dense = sent(whole)["none", ""]
+    assert sent(found)["none", ""] == dense
     assert (found["shard_bytes"], whole["shard_bytes"]) == (dense // 2, None)
     shown = accordion(*sharded, "--workers", "4")
     assert "each worker holds" in shown.out
+    assert "sent: bytes of one replica on the wire" in shown.out
     alone = accordion(*sharded, "--workers", "2")
     assert (alone.code, "so 2 workers are one replica" in alone.err) == (2, True)
     odd = accordion(*sharded, "--workers", "3")

@@ -48,7 +48,8 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     measured = measure_step(spec, request["workers"], seconds=request["measure_s"])
     model, samples = measured.model, measured.samples
     spec = resolve_budget(spec, model, samples=samples)
-    counted, local = CountedModel(model, world_size=link.world_size), spec.config().local_steps
+    counted = CountedModel(model, world_size=link.world_size, shards=spec.num_shards)
+    local = spec.config().local_steps
     return {
         "compute_s": measured.step_s,
         "predictions": [

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from accordion.base.link_model import LinkModel, wire_bytes
 from accordion.base.messages import Level, OptionValue
+from accordion.compress.layer_stacks import Layer
 from accordion.compressors import COMPRESSORS, ladder_of
 from accordion.hook.exchange_plan import (
     BucketCost,
@@ -19,6 +20,7 @@ from accordion.hook.exchange_plan import (
 from accordion.hook.level_costs import measure_levels
 from accordion_workers.planning.step_measurement import StepMeasurement
 from accordion_workers.records.contract import JobSpec
+from accordion_workers.training.layer_parts import cut_layer
 from accordion_workers.training.loop import min_step_s
 from accordion_workers.training.sampler import num_batches
 
@@ -72,12 +74,9 @@ def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> 
     and longest; other methods have their defaults, in every step.
     """
     levels = list_levels(spec)
-    plans = {
-        name: {layer.name: level for layer in measured.layers} for name, level in levels.items()
-    }
-    costs = measure_levels(
-        measured.buckets, plans, world_size=link.world_size, max_seconds=MAX_SECONDS
-    )
+    buckets, decided = _cut_buckets(measured, spec.num_shards)
+    plans = {name: dict.fromkeys(decided, level) for name, level in levels.items()}
+    costs = measure_levels(buckets, plans, world_size=link.world_size, max_seconds=MAX_SECONDS)
     costs = {name: _share_encoding(found, spec.num_shards) for name, found in costs.items()}
     predictions = [
         _predict(measured, spec, level, link=link, costs=costs[name], local_steps=length)
@@ -85,6 +84,20 @@ def predict_steps(measured: StepMeasurement, spec: JobSpec, link: LinkModel) -> 
         for length in _list_lengths(spec, level, samples=measured.samples)
     ]
     return sorted(predictions, key=lambda prediction: prediction.step_s)
+
+
+def _cut_buckets(measured: StepMeasurement, shards: int) -> tuple[list[list[Layer]], Sequence[str]]:
+    """Return the buckets with the parts of layers that so many workers have, and the names of those
+    whose level is decided.
+    """
+    layers, decided = {layer.name for layer in measured.layers}, list[str]()
+    buckets: list[list[Layer]] = [[] for _ in measured.buckets]
+    for bucket, whole in zip(buckets, measured.buckets, strict=True):
+        for layer in whole:
+            parts = cut_layer(layer.name, layer.gradient, shards=shards)
+            bucket += [Layer(name=name, gradient=part) for name, part in parts.items()]
+            decided += parts if layer.name in layers else ()
+    return buckets, decided
 
 
 def _share_encoding(costs: Sequence[LevelCost], shards: int) -> list[LevelCost]:

@@ -16,6 +16,7 @@ from accordion.hook.layers import decided_layers, named_layers
 from accordion.hook.level_costs import count_exchange, count_window
 from accordion_workers.records.contract import JobSpec
 from accordion_workers.spec.local_steps_spec import LocalStepsSpec
+from accordion_workers.training.layer_parts import cut_layer
 from accordion_workers.training.planned_run import Stretch, list_assumptions, list_stretches
 
 
@@ -25,13 +26,16 @@ class CountedModel:
     Args:
         model: the model, not wrapped.
         world_size: number of workers, or of replicas if workers hold the model together.
+        shards: workers of a replica, whose bytes are counted together.
     """
 
-    def __init__(self, model: nn.Module, *, world_size: int) -> None:
+    def __init__(self, model: nn.Module, *, world_size: int, shards: int = 1) -> None:
         self.layers: Sequence[LayerInfo] = decided_layers(model)
         """Layers whose level is decided."""
-        self._parameters: Mapping[str, Tensor] = {
-            name: one for name, one in named_layers(model).items() if one.requires_grad
+        self._parts: Mapping[str, Mapping[str, Tensor]] = {
+            name: cut_layer(name, one.detach(), shards=shards)
+            for name, one in named_layers(model).items()
+            if one.requires_grad
         }
         self.window_bytes = count_window(self.layers, world_size=world_size)
         """Bytes with which workers average the sums of a window."""
@@ -44,9 +48,15 @@ class CountedModel:
         """
         key = tuple((layer, level.name) for layer, level in level_by_layer.items())
         if key not in self._counts:
-            self._counts[key] = count_exchange(
-                self._parameters, level_by_layer, world_size=self._world_size
-            )
+            plan = {
+                part: level
+                for layer, level in level_by_layer.items()
+                for part in self._parts[layer]
+            }
+            parameters = {
+                name: one for parts in self._parts.values() for name, one in parts.items()
+            }
+            self._counts[key] = count_exchange(parameters, plan, world_size=self._world_size)
         return self._counts[key]
 
 
