@@ -160,7 +160,8 @@ def _report_replicas(*, workers: int, simulated: int) -> None:
     if simulated != workers:
         typer.echo(
             f"{workers} workers that hold the model together in replicas of {workers // simulated}"
-            f" are simulated as {simulated}, with the bytes of a whole replica",
+            f" are simulated as {simulated}, with the bytes of a whole replica, of which PowerSGD"
+            " sends more in parts",
             err=True,
         )
 
