@@ -123,7 +123,8 @@ class _Parts:
         named: dict[str, Tensor] = {}
         for group, values in zip(self._groups(), flat, strict=True):
             parts = torch.split(values, [one.numel() for one in group.values()])
-            shaped = map(Tensor.view_as, parts, group.values())
+            # Copies, since torch cannot save a DTensor of a view in the background.
+            shaped = map(Tensor.view_as, map(torch.clone, parts), group.values())
             named |= dict(zip(group, shaped, strict=True))
         return named
 

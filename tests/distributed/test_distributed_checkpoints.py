@@ -207,6 +207,23 @@ def test_what_cannot_be_read_is_told_on_all_workers_and_changes_nothing(
         assert is_unchanged
 
 
+def save_in_background(rank: int, folder: Path) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the momentum that was saved, and the one that was loaded."""
+    run, again = Run(rank, RESUMED["local steps"]), Run(rank, RESUMED["local steps"])
+    run.train(0, 1)
+    state = {"accordion": distributed_state(run.session)}
+    dcp.async_save(state, checkpoint_id=folder, process_group=dist.new_group()).result()
+    load_distributed_state(again.session, folder)
+    saved, loaded = (one.session.state_dict()["outer_momentum"] for one in (run, again))
+    return saved, loaded
+
+
+def test_a_state_is_saved_in_the_background(run_grid, tmp_path):
+    for saved, loaded in run_grid(save_in_background, tmp_path):
+        assert saved
+        assert all(map(torch.equal, saved, loaded))
+
+
 def save_within_a_round(rank: int) -> str:
     run = Run(rank, RESUMED["local steps"])
     run.train(0)
