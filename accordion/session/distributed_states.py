@@ -40,7 +40,8 @@ def distributed_state(session: Session) -> dict[str, Any]:
     """Return this worker's state between steps, to be saved by `torch.distributed.checkpoint`.
 
     Every worker calls this, and gives the result to `save` under the same name, such as
-    `accordion`. Tensors are copies on the CPU, and may be saved in the background.
+    `accordion`. Tensors are copies on the CPU, which `async_save` may write beside training, in a
+    process group of its own.
 
     Raises:
         StateError: a round of local steps is running; see `finish_round`.

@@ -96,11 +96,14 @@ def read_parts(state: TrainState, storage: Storage, manifest: Manifest) -> Parts
     """
     num_shards = state.spec.num_shards
     if manifest.num_shards != num_shards:
+        saved, now = manifest.num_shards, num_shards
         raise TaskRaised(
             None,
             None,
-            f"checkpoint {manifest.name} is of a model in {manifest.num_shards} parts, and this run"
-            f" has parallelism.shard {num_shards}; give the number with which it was saved",
+            f"checkpoint {manifest.name} is of"
+            f" {f'a model in {saved} parts' if saved > 1 else 'a whole model'}, and this run has"
+            f" {f'parallelism.shard {now}' if now > 1 else 'no parallelism.shard'}; resume it as it"
+            " was saved, or start another job with this model (warm_start)",
         )
     read_shard = partial(_read_shard, state, storage, manifest)
     try:
