@@ -110,7 +110,7 @@ class _Parts:
             StateError: they have another size than the layer.
         """
         if self.shards == 1:
-            return torch.zeros(size, dtype=dtype)
+            return torch.zeros(size, dtype=dtype, device="cpu")
         present = self._parameters[name].shape if name in self._parameters else None
         if present != size:
             raise StateError(
@@ -145,7 +145,7 @@ class _Parts:
 
         like = self._parameters[name]
         shape = local_part(like).shape
-        local = torch.zeros(shape, dtype=dtype) if held is None else held.view(shape)
+        local = torch.zeros(shape, dtype=dtype, device="cpu") if held is None else held.view(shape)
         cut = {"shape": like.shape, "stride": like.stride(), "run_check": False}
         return DTensor.from_local(local, self._cpu_mesh, like.placements, **cut)
 

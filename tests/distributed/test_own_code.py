@@ -435,7 +435,10 @@ def start_with_a_wrong_job(rank: int, parts: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        ({"parallelism": {"shard": 1}}, "parallelism.shard: Input should be greater than or equal"),
+        (
+            {"parallelism": {"shard": 1}},
+            "parallelism.shard: shard is 1, and without shards each worker has",
+        ),
         ({"compression": {"method": "zip"}}, "compression: unknown compression method 'zip'"),
         ({"epochs": 3}, "epochs: Extra inputs are not permitted"),
     ],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,22 @@ def test_the_script_of_the_book_with_a_sharded_model_saves_bytes(tmp_path):
     assert read_bytes(said)[0] < read_bytes(said)[1] / 4
 
 
+def test_the_example_of_a_sharded_model_resumes_on_the_same_and_on_another_grid(tmp_path):
+    script = str(HERE.parents[1] / "deploy" / "examples" / "train_with_fsdp2.py")
+
+    def accuracy(epochs: int, *options: str) -> str:
+        arguments = ["--epochs", str(epochs), *options]
+        said = torchrun(script, *arguments, folder=tmp_path, workers=4).stdout
+        return re.findall(r"accuracy (\S+),", said)[0]
+
+    kept = ["--checkpoint", str(tmp_path / "kept")]
+    accuracy(2, *kept)
+    shutil.copytree(tmp_path / "kept", tmp_path / "two epochs")
+    assert accuracy(4, *kept) == accuracy(4)
+    other = accuracy(4, "--checkpoint", str(tmp_path / "two epochs"), "--shards", "4")
+    assert float(other) > 0.8
+
+
 def test_the_example_of_a_sharded_script_learns_without_a_job(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("".join(page.read_text() for page in sorted(BOOK.glob("*.md"))))
@@ -91,7 +108,7 @@ def test_the_example_of_a_sharded_script_learns_without_a_job(tmp_path, monkeypa
     said = torchrun(str(script), *options, folder=tmp_path, workers=4).stdout
     first, second = map(float, re.findall(r"epoch \d: loss (\S+)", said))
     assert second < first
-    *_, shown = blocks_of("sharded.md", "py")
+    (shown,) = blocks_of("sharded.md", "py")
     written = [line.strip() for line in script.read_text().splitlines()]
     assert all(line.strip() in written for line in shown.splitlines())
 
