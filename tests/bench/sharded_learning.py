@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     asked = _parse(arguments)
     runs = _Runs(asked.out / "sharded_learning.json")
     with WorkerHosts(4, per_host=2, program=PROGRAM) as hosts:
+        hosts.ask("start")
         hosts.shape(0)
         for name in CONTESTANTS:
             for rate in RATES:
