@@ -116,15 +116,11 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
     counts = state.division.counts(len(pieces))
     mine = rank_shard(pieces, rank=state.context.rank, counts=counts)
     idle_passes = state.division.idle_passes(len(mine), counts)
+    *earlier, last = [*mine, *[None] * idle_passes]
     with state.no_sync():
-        for piece in mine[: len(mine) - (idle_passes == 0)]:
-            backward_micro_batch(state, order, piece, batch=batch)
-        for _ in range(idle_passes - 1):
-            backward_without_samples(state, order, pieces[0])
-    if idle_passes:
-        backward_without_samples(state, order, pieces[0])
-    else:
-        backward_micro_batch(state, order, mine[-1], batch=batch)
+        for piece in earlier:
+            backward_pass(state, order, piece, batch=batch)
+    backward_pass(state, order, last, batch=batch)
     state.session.source.exchange_gradients()  # where the backward pass does not, unlike in DDP
     clip_norm = state.held.get("clip_norm", state.spec.training.clip_norm)
     if clip_norm is not None:
@@ -132,6 +128,15 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
             state.scaler.unscale_(state.optimizer)
         clip_grad_norm_(state.ddp.parameters(), clip_norm)
     return sum(map(len, mine)) or len(pieces[0])
+
+
+def backward_pass(state: TrainState, order: Tensor, piece: range | None, *, batch: range) -> None:
+    """Add the gradient of a micro-batch, or without one take part in a pass of the others."""
+    if piece is not None:
+        backward_micro_batch(state, order, piece, batch=batch)
+    else:
+        first, *_ = micro_batches(batch, state.spec.training.micro_batch)
+        backward_without_samples(state, order, first)
 
 
 def backward_micro_batch(state: TrainState, order: Tensor, piece: range, *, batch: range) -> None:
