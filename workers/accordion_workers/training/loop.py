@@ -116,11 +116,11 @@ def accumulate_gradients(state: TrainState, order: Tensor, batch: range) -> int:
     counts = state.division.counts(len(pieces))
     mine = rank_shard(pieces, rank=state.context.rank, counts=counts)
     idle_passes = state.division.idle_passes(len(mine), counts)
-    *earlier, last = [*mine, *[None] * idle_passes]
+    passes: list[range | None] = [*mine, *[None] * idle_passes]
     with state.no_sync():
-        for piece in earlier:
+        for piece in passes[:-1]:
             backward_pass(state, order, piece, batch=batch)
-    backward_pass(state, order, last, batch=batch)
+    backward_pass(state, order, passes[-1], batch=batch)
     state.session.source.exchange_gradients()  # where the backward pass does not, unlike in DDP
     clip_norm = state.held.get("clip_norm", state.spec.training.clip_norm)
     if clip_norm is not None:
