@@ -68,7 +68,7 @@ def test_what_a_task_prints_fills_no_disk_beside_its_log(up: Up, littering: str)
         path.name: path.stat().st_size for path in logs if path.is_file() and not path.is_symlink()
     }
     assert sum(sizes.values()) < MOST_BYTES, sizes
-    assert any("xxx" in line for line in up.client.logs(littering))
+    wait_for(lambda: any("xxx" in line for line in up.client.logs(littering)))
 
 
 def test_children_of_a_killed_worker_end_with_it(up: Up, littering: str) -> None:
