@@ -5,14 +5,12 @@ Commands and answers are those of `sharded_worker.py`.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,13 +21,13 @@ from torch.distributed.fsdp import fully_shard
 from accordion import Config, LocalSteps, attach
 from tests.bench.sharded_worker import (
     BATCH,
-    PATIENCE,
     SHARDS,
     TOKENS,
     TORCH,
     WIDTH,
     WORKERS,
     Transformer,
+    main,
 )
 
 STEPS, WARM_UP, EPOCH_STEPS, EVALUATE_EVERY = 192, 16, 16, 8
@@ -159,18 +157,5 @@ def _mean_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def main(rank: int, address: str) -> None:
-    """Answer commands until standard input ends."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=address, rank=rank, world_size=WORKERS, timeout=PATIENCE
-    )
-    place: Any = Workplace(rank)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        answer = getattr(place, asked.pop("do"))(**asked)
-        print("@" + json.dumps(answer), flush=True)
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], Workplace)

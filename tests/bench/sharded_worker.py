@@ -144,13 +144,13 @@ class Workplace:
         return (time.perf_counter() - started) / steps
 
 
-def main(rank: int, address: str) -> None:
-    """Answer commands until standard input ends."""
+def main(rank: int, address: str, create: Callable[[int], Any] = Workplace) -> None:
+    """Answer commands until standard input ends, in the workplace of this rank."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=address, rank=rank, world_size=WORKERS, timeout=PATIENCE
     )
-    place = Workplace(rank)
+    place = create(rank)
     for line in sys.stdin:
         asked = json.loads(line)
         answer = getattr(place, asked.pop("do"))(**asked)

@@ -14,12 +14,12 @@ def build_simulated_spec(spec: dict[str, Any], *, workers: int, seed: int | None
     """Return a spec for a simulation: with this number of workers, which take equal parts of a
     batch, and without what waits or stores elsewhere.
 
-    Workers that hold the model together are simulated as one: what a replica learns is the same.
+    Workers that hold the model together are simulated as one, which compresses whole layers.
     """
     spec, shards = dict(spec), read_shards(spec)
-    if workers % shards == 0:
+    if shards > 1 and workers % shards == 0:
         workers //= shards
-        spec.pop("parallelism" if shards > 1 else "", None)
+        del spec["parallelism"]
     _replace(spec, "workers", {"min": workers, "max": workers, "balance": False})
     if seed is not None:
         _replace(spec, "training", {"seed": seed})
