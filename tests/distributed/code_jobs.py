@@ -4,6 +4,7 @@ every process.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import os
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -130,12 +132,41 @@ def run_without_us(rank: int, file: str, arguments: list[str]) -> str:
     session.reset()
     sys.argv = [file, *arguments]
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(said), groups_held():
             runpy.run_path(file, run_name="__main__")
     finally:
         sys.argv = before
         session.reset()
     return said.getvalue()
+
+
+def run_as_launched(
+    rank: int, port: int, file: str, arguments: list[str], world_size: int = 2
+) -> str:
+    """What a script prints that makes its group from the environment that torchrun sets."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+    environment = {name: str(value) for name, value in names.items()}
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    with patch.dict(os.environ, {**environment, "MASTER_ADDR": "127.0.0.1"}):
+        return run_without_us(rank, file, arguments)
+
+
+@contextmanager
+def groups_held() -> Iterator[None]:
+    """Free groups that a script destroys after its models: the last owner of a group has to be a
+    Python object (`release_groups`), and a model of plain torch that is freed last hangs.
+    """
+    destroy, held = dist.destroy_process_group, []
+
+    def hold(*arguments: Any) -> None:
+        held.extend(distributed_c10d._world.pg_map)
+        destroy(*arguments)
+
+    with patch.object(dist, "destroy_process_group", hold):
+        yield
+    gc.collect()
+    held.clear()
 
 
 def how_it_ended(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
@@ -19,12 +20,18 @@ import torch.distributed as dist
 from tests.process_end import end_with_session
 
 MOST_PROCESSES = 4
-PRELOADED = ["torch._dynamo", "accordion_workers.training.loop"]
+PRELOADED = [
+    "torch._dynamo",
+    "sklearn.datasets",
+    "accordion_workers.training.loop",
+    "tests.distributed.code_jobs",
+]
 """What one process imports for all that it forks; a first step takes the compiler of torch too."""
 PEER_TIMEOUT = timedelta(seconds=60)
 """After this long a process whose peer failed gives up."""
 
 RunGroup = Callable[..., list[Any]]
+RunNew = Callable[..., list[Any]]
 RunGrid = Callable[..., list[Any]]
 
 
@@ -44,11 +51,13 @@ def _in_group(
     try:
         return function(rank, *arguments)
     finally:
+        ended = list(dist.distributed_c10d._world.pg_map)
         if dist.is_initialized():
             dist.destroy_process_group()
         # Threads of a group that garbage refers to look for work 100 times a second. What is left
         # is frozen: later collections would go through it, a tenth of the time of all tests.
         gc.collect()
+        ended.clear()  # after the garbage that used them, as release_groups() of a worker
         gc.freeze()
 
 
@@ -80,10 +89,10 @@ class _Processes:
         self._pool.shutdown()
 
 
-def _create_pool() -> ProcessPoolExecutor:
+def _create_pool(processes: int = MOST_PROCESSES) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    return ProcessPoolExecutor(MOST_PROCESSES, mp_context=context, initializer=end_with_session)
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_session)
 
 
 @pytest.fixture(scope="session")
@@ -97,6 +106,21 @@ def run_group() -> Iterator[RunGroup]:
         processes.end()
 
 
+@pytest.fixture(scope="session")
+def run_new() -> RunNew:
+    """`run_new(W, function, *arguments)` runs `function(rank, *arguments)` in W new processes
+    without a group; results in rank order.
+    """
+
+    def run(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        with _create_pool(world_size) as pool:
+            given = dict(os.environ), function, arguments
+            futures = [pool.submit(_in_new, rank, *given) for rank in range(world_size)]
+            return [future.result(timeout=200) for future in futures]
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def run_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunGrid]:
     """`run_grid(function, *arguments)` runs `function(rank, *arguments)` in four processes.
@@ -104,12 +128,7 @@ def run_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunGrid]:
     Their process group lives as long as they do: DTensor remembers meshes by their ranks, and a
     second group of the same ranks would meet those of the first.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    pools = [
-        ProcessPoolExecutor(1, mp_context=context, initializer=end_with_session)
-        for _ in range(MOST_PROCESSES)
-    ]
+    pools = [_create_pool(1) for _ in range(MOST_PROCESSES)]
     store = tmp_path_factory.mktemp("grid") / "store"
 
     def run(function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -120,6 +139,14 @@ def run_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunGrid]:
     yield run
     for pool in pools:
         pool.shutdown()
+
+
+def _in_new(
+    rank: int, environment: dict[str, str], function: Callable[..., Any], arguments: Any
+) -> Any:
+    os.environ |= environment  # processes are forked from one that is older than the test
+    torch.set_num_threads(1)
+    return function(rank, *arguments)
 
 
 def _in_grid(rank: int, store: Path, function: Callable[..., Any], arguments: Any) -> Any:

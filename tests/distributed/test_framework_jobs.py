@@ -469,6 +469,45 @@ def test_a_stop_does_not_renew_the_patience_of_a_callback(
     assert [record.epoch for record in again.link.of("epoch")] == [2]
 
 
+def test_a_trainer_ends_with_the_best_model_from_before_a_stop(
+    run_group: Any, tmp_path: Path
+) -> None:
+    def run(folder: Path, *, generation: int = 1, body: str = "pass") -> tuple[str, str]:
+        # The loss only falls, so the model of the first epoch is the best.
+        more = (
+            "eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True,"
+            " metric_for_best_model='loss', greater_is_better=True"
+        )
+        source = changed(TRAINER, ('output_dir="out"', f'output_dir="{folder}/out"'))
+        return end_of(run_group, folder, source, body=body, more=more, generation=generation)
+
+    for folder in ("whole", "stopped"):
+        (tmp_path / folder).mkdir()
+    assert run(tmp_path / "stopped", body=stop_in(9, "SAVE_STOP")) == ("stopped", "")
+    again = run(tmp_path / "stopped", generation=2)
+    assert again == run(tmp_path / "whole")
+
+
+def test_a_trainer_counts_its_epochs_as_if_it_had_not_stopped(
+    run_group: Any, tmp_path: Path
+) -> None:
+    telling = "def on_step_end(self, _, state, *__, **___): print('at', round(state.epoch, 4))"
+    source = changed(TRAINER, ("    def on_step_begin", f"    {telling}\n    def on_step_begin"))
+    (whole_folder := tmp_path / "whole").mkdir()
+    whole, stopped = [
+        [line for result in runs for line in result.said.splitlines() if line.startswith("at")]
+        for runs in (
+            [run_job(run_group, whole_folder, source)],
+            [
+                run_job(run_group, tmp_path, source, body=stop_in(6, "SAVE_STOP")),
+                run_job(run_group, tmp_path, source, generation=2),
+            ],
+        )
+    ]
+    assert stopped == whole
+    assert len(whole) == 12
+
+
 def devices_of(rank: int, order: Any) -> Any:
     from accordion_workers.frameworks.lightning import trainer_options
 

@@ -10,13 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
-import torch.distributed as dist
 
 from tests.conftest import free_port
-from tests.distributed.code_jobs import run_without_us
+from tests.distributed.code_jobs import run_as_launched
 from tests.programs import run_program
 
 HERE = Path(__file__).parent
@@ -38,17 +36,9 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
 """
 
 
-def torchrun(
-    *script: str, folder: Path = HERE, workers: int = 2
-) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={workers}",
-        *script,
-    ]
+def torchrun(*script: str, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", *script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}
     run = run_program(command, cwd=folder, env=environment, timeout=TIMEOUT_S)
     assert run.returncode == 0, run.stderr
@@ -76,36 +66,36 @@ def test_the_script_in_the_book_saves_bytes_and_the_calls_beside_it_run_in_it(tm
     assert said.count("called") == 2
 
 
-def test_the_script_of_the_book_with_a_sharded_model_saves_bytes(tmp_path):
+def test_the_script_of_the_book_with_a_sharded_model_saves_bytes(tmp_path, run_new):
     (script,) = blocks_of("sharded.md", "python")
     (tmp_path / "train.py").write_text(script)
-    said = torchrun("train.py", folder=tmp_path, workers=4).stdout
+    said, *_ = run_new(4, run_as_launched, free_port(), str(tmp_path / "train.py"), [], 4)
     assert read_bytes(said)[0] < read_bytes(said)[1] / 4
 
 
-def test_the_example_of_a_sharded_model_resumes_on_the_same_and_on_another_grid(tmp_path):
+def test_the_example_of_a_sharded_model_resumes_on_the_same_and_on_another_grid(tmp_path, run_new):
     script = str(HERE.parents[1] / "deploy" / "examples" / "train_with_fsdp2.py")
 
     def accuracy(epochs: int, *options: str) -> str:
         arguments = ["--epochs", str(epochs), *options]
-        said = torchrun(script, *arguments, folder=tmp_path, workers=4).stdout
+        said, *_ = run_new(4, run_as_launched, free_port(), script, arguments, 4)
         return re.findall(r"accuracy (\S+),", said)[0]
 
     kept = ["--checkpoint", str(tmp_path / "kept")]
-    accuracy(2, *kept)
-    shutil.copytree(tmp_path / "kept", tmp_path / "two epochs")
-    assert accuracy(4, *kept) == accuracy(4)
-    other = accuracy(4, "--checkpoint", str(tmp_path / "two epochs"), "--shards", "4")
+    accuracy(1, *kept)
+    shutil.copytree(tmp_path / "kept", tmp_path / "one epoch")
+    assert accuracy(2, *kept) == accuracy(2)
+    other = accuracy(2, "--checkpoint", str(tmp_path / "one epoch"), "--shards", "4")
     assert float(other) > 0.8
 
 
-def test_the_example_of_a_sharded_script_learns_without_a_job(tmp_path, monkeypatch):
+def test_the_example_of_a_sharded_script_learns_without_a_job(tmp_path, monkeypatch, run_new):
     text = tmp_path / "text.txt"
     text.write_text("".join(page.read_text() for page in sorted(BOOK.glob("*.md"))))
     monkeypatch.setenv("ACCORDION_DATA_TEXT", str(text))
     script = HERE.parents[1] / "deploy" / "jobs" / "lm-fsdp2" / "code" / "train.py"
     options = ["--epochs", "2", "--characters", "20000", "--length", "16", "--width", "32"]
-    said = torchrun(str(script), *options, folder=tmp_path, workers=4).stdout
+    said, *_ = run_new(4, run_as_launched, free_port(), str(script), options, 4)
     first, second = map(float, re.findall(r"epoch \d: loss (\S+)", said))
     assert second < first
     (shown,) = blocks_of("sharded.md", "py")
@@ -116,15 +106,6 @@ def test_the_example_of_a_sharded_script_learns_without_a_job(tmp_path, monkeypa
 def read_bytes(said: str) -> list[int]:
     found = re.search(r"sent (\S+) bytes, dense (\S+)", said)
     return [int(number.replace(",", "")) for number in found.groups()]
-
-
-def run_as_launched(rank: int, port: int, file: str, arguments: list[str]) -> str:
-    """What a script prints that makes its group from the environment that torchrun sets."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-    environment = {name: str(value) for name, value in names.items()}
-    dist.destroy_process_group()
-    with patch.dict(os.environ, {**environment, "MASTER_ADDR": "127.0.0.1"}):
-        return run_without_us(rank, file, arguments)
 
 
 def test_the_lines_of_a_job_in_the_book_train_without_a_job(run_group, tmp_path):

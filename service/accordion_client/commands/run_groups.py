@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 from accordion_client.commands.compared_history import ComparedEpoch, ComparedHistory
 from accordion_client.commands.comparison import choose_metric
-from accordion_service.schemas.format import format_metric, format_number
+from accordion_service.schemas.format import format_metric, format_number, is_accuracy
 from accordion_workers.spec.public_records import Bytes
 
 _QUANTILES = (
@@ -146,7 +146,7 @@ def format_interval(values: Iterable[float | None], metric: str) -> str:
     mean, half = _average(values)
     if mean is None or half is None:
         return format_metric(metric, mean)
-    if metric == "accuracy":
+    if is_accuracy(metric) and mean <= 1:
         return f"{100 * mean:.1f} ±{100 * half:.1f} %"
     return f"{format_number(mean)} ±{half:.2g}"
 

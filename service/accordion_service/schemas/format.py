@@ -201,15 +201,21 @@ def format_level(value: Any) -> str:
 
 
 def format_metric(name: str, value: float | None) -> str:
-    """Format a metric: accuracy in percent, others unchanged; a dash if there is none."""
-    return (
-        f"{100 * value:.1f} %" if name == "accuracy" and value is not None else format_number(value)
-    )
+    """Format a metric: a fraction of correct answers in percent, others unchanged; a dash if there
+    is none.
+    """
+    is_share = value is not None and is_accuracy(name) and value <= 1  # scripts may give percent
+    return f"{100 * value:.1f} %" if is_share else format_number(value)
+
+
+def is_accuracy(name: str) -> bool:
+    """Whether a metric of this name is an accuracy, such as `top5_accuracy`."""
+    return name == "accuracy" or name.endswith("_accuracy")
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """List the task's metrics by name, accuracy first; a dash if there is only the loss."""
-    names = sorted(list_metric_names([metrics]), key=lambda name: name != "accuracy")
+    names = sorted(list_metric_names([metrics]), key=lambda name: not is_accuracy(name))
     return ", ".join(f"{name} {format_metric(name, metrics[name])}" for name in names) or "-"
 
 

@@ -198,11 +198,13 @@ def test_a_metric_is_shown_by_its_own_name(accordion: Accordion, spec: Path) -> 
         ({"loss": 2.0}, "-"),
         ({"loss": 2.0, "accuracy": 0.974}, "accuracy 97.4 %"),
         ({"top5": 0.5, "accuracy": 0.25}, "accuracy 25.0 %, top5 0.5"),
+        ({"bleu": 3.0, "top5_accuracy": 0.5}, "top5_accuracy 50.0 %, bleu 3"),
+        ({"accuracy": 87.3}, "accuracy 87.3"),  # a script's own percent
         ({"perplexity": 4.21}, "perplexity 4.21"),
         ({"loss": 2.0, "bleu": 31.04, "wer": 0.125}, "bleu 31.04, wer 0.125"),
     ],
 )
-def test_whatever_a_task_measures_has_its_name_and_only_accuracy_is_a_share(
+def test_whatever_a_task_measures_has_its_name_and_only_an_accuracy_is_a_share(
     metrics: dict[str, float], newest: str
 ) -> None:
     assert format_metrics(metrics) == newest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -11,7 +13,14 @@ import torch.distributed as dist
 from torch.distributed import Store
 
 from accordion_workers.worker.group_rendezvous import GroupStore
-from accordion_workers.worker.process_group import process_group
+from accordion_workers.worker.process_group import process_group, release_groups
+
+
+class Cycle:
+    """Garbage that uses a group, and that only a collection frees."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.itself = group, self
 
 
 def new_store() -> Store:
@@ -35,3 +44,14 @@ def test_a_process_whose_group_never_formed_meets_newcomers_as_if_new() -> None:
     with join_group(1):
         newcomer = dist.group.WORLD.group_name
     assert survivor == newcomer
+
+
+def test_a_group_is_freed_after_the_garbage_that_used_it() -> None:
+    """Freed by the garbage, it would wait for its threads while it keeps the interpreter's lock."""
+    with join_group(1):
+        world = weakref.ref(dist.group.WORLD)
+        Cycle(dist.group.WORLD)
+    gc.collect()
+    assert world() is not None
+    release_groups()
+    assert world() is None

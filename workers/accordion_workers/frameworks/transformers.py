@@ -71,6 +71,9 @@ def train(trainer: Any, **options: Any) -> Any:
     asked = math.ceil(trainer.args.num_train_epochs)
     epochs = _Epochs(kept, is_read=is_read, asked=asked)
     trainer.add_callback(epochs)
+    trainer.callback_handler.callbacks.insert(
+        0, _EpochCount(len(batches))
+    )  # before all that read it
     _follow_job(trainer, batches, attached)
     _cut_batches(trainer, session.state.spec.training.micro_batch)
     _end_epochs(trainer, epochs)
@@ -176,6 +179,16 @@ class _Epochs(TrainerCallback):
         session.end_epoch(**numbers)
         if session.state.ends_early:
             control.should_training_stop = True
+
+
+class _EpochCount(TrainerCallback):
+    """Counts epochs by steps; a trainer that goes on within one would count from its beginning."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        state.epoch = state.global_step / self._steps
 
 
 def _name_metric(name: str) -> str:

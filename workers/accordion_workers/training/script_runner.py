@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from accordion.base.errors import HookError
 from accordion.hook.attach_refusal import refuse_attach
 from accordion_workers.common.error_kinds import is_peer_loss
 from accordion_workers.common.error_text import format_with_line
@@ -200,7 +201,9 @@ def _task_raised(error: BaseException) -> TaskRaised:
     logger.exception("the script raised")
     step, epoch = session.step_and_epoch
     # Before `session.attach` the code or the data may be missing, and come back.
-    is_refused = isinstance(error, CodeError) and not isinstance(error, ScriptEndedError)
+    is_refused = isinstance(error, CodeError | HookError) and not isinstance(
+        error, ScriptEndedError
+    )
     is_refused = is_refused and step is not None
     kind = ScriptMistaken if is_refused else TaskRaised
     return kind(step, epoch, format_with_line(error))

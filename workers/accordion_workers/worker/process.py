@@ -287,7 +287,9 @@ class Worker:
             # Not all of them have one to the worker that was lost, if each holds a part of a model.
             self._store = None
             self._control.remove_listener()
-            gc.collect()
+            from accordion_workers.worker.process_group import release_groups
+
+            release_groups()
 
     def _join_store(self, assignment: GroupAssignment) -> Store:
         """Join the other members; return the group's store."""

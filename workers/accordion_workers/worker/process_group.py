@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import socket
 import struct
@@ -18,6 +19,8 @@ from accordion_workers.spec.job import WorkersSpec
 
 PEER_TIMEOUT = timedelta(seconds=60)
 """Timeout of a collective."""
+_ended: list[dist.ProcessGroup] = []
+"""Groups that have ended in this process and are not released yet."""
 _SIOCGIFADDR = 0x8915
 """From linux/sockios.h: the IPv4 address of an interface."""
 
@@ -60,8 +63,20 @@ def process_group(
     finally:
         # A user script may have destroyed the group itself.
         if dist.is_initialized():
+            _ended.extend(distributed_c10d._world.pg_map)
             # Not through `dist`, where calls of user code are noted.
             distributed_c10d.destroy_process_group()
+
+
+def release_groups() -> None:
+    """Collect garbage, and close the sockets of groups that have ended.
+
+    A group waits for its threads when it is freed, and a thread that drops a failed collective
+    waits for the interpreter's lock. Freed as a Python object, the group does not hold that lock;
+    freed by the DistributedDataParallel that used it, it would, and neither would ever go on.
+    """
+    gc.collect()
+    _ended.clear()
 
 
 def _listen_on(host: str) -> None:

@@ -1,6 +1,6 @@
 // The charts of a job's page, drawn by Plotly from the epochs and decisions; x is always the epoch, counted from 0.
 /* global Plotly */
-import { bytes, measured, metric, number, safe } from "./format.js";
+import { bytes, isAccuracy, measured, metric, number, safe } from "./format.js";
 import { drawn } from "./marks.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
@@ -92,7 +92,7 @@ function drawMetrics({ epochs, marked }) {
     const side = isLeft(name) ? { name } : { name: `${name} (right)`, yaxis: "y2" };
     return { ...line(name, evaluated(epochs), of(name), 3 + index % 4), ...side };
   });
-  draw("metrics", lines, { yaxis: names.filter(isLeft).every((name) => name === "accuracy") ? { tickformat: ".0%" } : {} },
+  draw("metrics", lines, { yaxis: names.filter(isLeft).every((name) => isAccuracy(name) && isPart(name)) ? { tickformat: ".0%" } : {} },
     names.map((name) => `Newest ${name} ${metric(name, newest(epochs, of(name)))}.`).join(" "), marked);
 }
 

@@ -39,12 +39,15 @@ export function number(value, digits = 3) {
 
 const percent = (value) => (Number.isFinite(value) ? `${(100 * value).toFixed(1)} %` : "–");
 
+// A script may give an accuracy in percent by itself.
+export const isAccuracy = (name) => name === "accuracy" || name.endsWith("_accuracy");
+
 // Metrics other than the loss, under the names that tasks give them. Accuracy comes first and is shown in percent.
 export const measured = (rows) => [...new Set(rows.flatMap(({ metrics }) => Object.keys(metrics)))]
   .filter((name) => name !== "loss")
-  .sort((a, b) => (b === "accuracy") - (a === "accuracy"));
+  .sort((a, b) => isAccuracy(b) - isAccuracy(a));
 
-export const metric = (name, value) => (name === "accuracy" ? percent(value) : number(value, 4));
+export const metric = (name, value) => (isAccuracy(name) && value <= 1 ? percent(value) : number(value, 4));
 
 export const quality = (metrics) => measured([{ metrics }]).map((name) => `${name} ${metric(name, metrics[name])}`).join(", ");
 
