@@ -125,6 +125,20 @@ def _print_version(context: typer.Context, given: bool) -> None:
     raise typer.Exit
 
 
+def _choose_profile(context: typer.Context, name: str) -> None:
+    """Let the command ask the service of this profile."""
+    if not name or context.resilient_parsing:
+        return
+    if os.environ.get("ACCORDION_URL"):
+        raise typer.BadParameter(
+            f"ACCORDION_URL names a service too ({os.environ['ACCORDION_URL']}); unset it, or leave"
+            " --profile out"
+        )
+    before = os.environ.get("ACCORDION_PROFILE", "")  # empty as if it were not set
+    context.call_on_close(lambda: os.environ.update(ACCORDION_PROFILE=before))
+    os.environ["ACCORDION_PROFILE"] = name
+
+
 def _list_options() -> list[Any]:
     """Return the options of `accordion` itself; typer builds them from a signature."""
 
@@ -140,6 +154,16 @@ def _list_options() -> list[Any]:
                 expose_value=False,
             ),
         ] = False,
+        _profile: Annotated[
+            str,
+            typer.Option(
+                "--profile",
+                metavar="NAME",
+                help="Ask the service that this profile of ~/.config/accordion/config.toml names.",
+                callback=_choose_profile,
+                expose_value=False,
+            ),
+        ] = "",
     ) -> None: ...
 
     one = typer.Typer(add_completion=False)

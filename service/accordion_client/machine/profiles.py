@@ -6,9 +6,9 @@
     url = "https://accordion.example.com"
     token_file = "~/.config/accordion/lab.token"
 
-`ACCORDION_PROFILE` names another one. A profile counts only where neither `--url` nor
-`ACCORDION_URL` names a service, so that its token goes to no other, and the default one only where
-no service runs on this home.
+`ACCORDION_PROFILE` or `accordion --profile` names another one. A profile counts only where neither
+`--url` nor `ACCORDION_URL` names a service, so that its token goes to no other, and the default one
+only where no service runs on this home.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _find_token(profile: str, file: Path) -> Path:
 
 def _find_profile(name: str, path: Path) -> tuple[str, Profile | None]:
     found = _read(path)
-    source = "ACCORDION_PROFILE" if name else f"default of {path}"
+    source = "the profile to use" if name else f"default of {path}"
     name = name or found.default
     if not name:
         return "", None

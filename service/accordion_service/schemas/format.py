@@ -204,8 +204,9 @@ def format_metric(name: str, value: float | None) -> str:
     """Format a metric: a fraction of correct answers in percent, others unchanged; a dash if there
     is none.
     """
-    is_share = value is not None and is_accuracy(name) and value <= 1  # scripts may give percent
-    return f"{100 * value:.1f} %" if is_share else format_number(value)
+    if value is not None and is_accuracy(name) and value <= 1:  # scripts may give percent
+        return f"{100 * value:.1f} %"
+    return format_number(value)
 
 
 def is_accuracy(name: str) -> bool:
@@ -244,6 +245,9 @@ def format_workers(job: JobView) -> str:
         size = f"{job.world_size} train now" if job.ended_at is None else "none, it has ended"
         return f"{size}; a guest run, started and stopped by its own script"
     allowed = f"{job.min_workers} to {job.max_workers} allowed"
+    shards = (job.spec.get("parallelism") or {}).get("shard", 1)
+    if shards > 1:
+        allowed += f"; {shards} hold a replica of the model together"
     if job.ended_at is not None:
         return f"none, it has ended; {allowed}"
     return f"{job.world_size} train now, {job.workers} allocated, {allowed}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ CHART = K8S / "chart"
 
 
 def render_overlay(kubectl: Path, overlay: str, *, folder: Path) -> list[dict[str, Any]]:
-    """Objects of an overlay with its secrets, and with all components that it names."""
+    """Objects of an overlay with its secrets, and with all that the one to copy has in comments."""
     deploy = folder / "deploy"
     for name in ("k8s", "grafana"):
         shutil.copytree(ROOT / "deploy" / name, deploy / name)
@@ -27,7 +28,7 @@ def render_overlay(kubectl: Path, overlay: str, *, folder: Path) -> list[dict[st
     for line in ("components:", "  - ../../monitoring", "  - ../../gpu"):
         assert parts.count(f"\n# {line}") == 1
         parts = parts.replace(f"\n# {line}", f"\n{line}")
-    own.write_text(parts)
+    own.write_text(re.sub(r"^  # (- target|  )", r"  \1", parts, flags=re.MULTILINE))
     return kustomize(kubectl, deploy / "k8s/overlays" / overlay)
 
 

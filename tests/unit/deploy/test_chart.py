@@ -79,11 +79,11 @@ def test_the_chart_makes_the_objects_of_the_overlay(
         render(
             {
                 "url": "https://accordion.EXAMPLE.COM",
-                "image": {"registry": "REGISTRY"},
-                "ray": {"workers": {"gpus": 1}},
+                "image": {"registry": "REGISTRY", "pullSecrets": [{"name": "registry"}]},
+                "ray": {"workers": {"gpus": 1, "nodeSelector": {"POOL": "WORKERS"}}},
                 "storage": {"className": "CLASS-THAT-SEVERAL-NODES-WRITE"},
                 "ingress": {"enabled": True, "className": "CLASS"},
-                "monitoring": {"enabled": True},
+                "monitoring": {"enabled": True, "labels": {"release": "PROMETHEUS"}},
             }
         )
     )

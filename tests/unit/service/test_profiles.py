@@ -67,6 +67,32 @@ def test_a_variable_chooses_another_profile(monkeypatch: pytest.MonkeyPatch, con
     assert found() == ("https://cloud.example", None)
 
 
+def test_an_option_chooses_the_profile_of_one_command(
+    alone: Accordion, monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    monkeypatch.setenv("ACCORDION_PROFILE", "lab")
+
+    def asked(*options: str) -> str:
+        shown = alone(*options, "settings", "--json").json()["items"]
+        return next(line["value"] for line in shown if line["name"] == "ACCORDION_URL")
+
+    assert asked("--profile", "cloud") == "https://cloud.example"
+    assert asked() == "https://lab.example"
+    said = alone("--profile", "nowhere", "list")
+    assert (said.code, said.out) == (2, "")
+    assert "'nowhere', and there is no such profile; those of" in said.err
+
+
+def test_an_option_and_a_variable_that_name_two_services_are_refused(
+    alone: Accordion, monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    monkeypatch.setenv("ACCORDION_URL", "https://other.example")
+    said = alone("--profile", "lab", "list")
+    assert said.code == 2
+    words = " ".join(said.err.replace("│", " ").split())
+    assert "ACCORDION_URL names a service too (https://other.example); unset it" in words
+
+
 def test_the_token_of_a_profile_goes_to_no_other_service(
     monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:

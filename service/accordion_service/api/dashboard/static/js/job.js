@@ -107,7 +107,13 @@ function traffic(sent) {
     : ["Traffic saved", times(sent.wire, sent.dense_wire), sizes, true];
 }
 
-const allowedText = (job) => (isGuest(job) ? "guest run" : `${hasEnded(job.status) ? "" : `${job.workers} allocated, `}${job.min_workers} to ${job.max_workers} allowed; attempt ${job.attempt}`);
+const allowedText = (job) => {
+  if (isGuest(job)) return "guest run";
+  const now = hasEnded(job.status) ? "" : `${job.workers} allocated, `;
+  const shards = job.spec.parallelism?.shard ?? 1;
+  const replica = shards > 1 ? `, ${shards} in a replica` : "";
+  return `${now}${job.min_workers} to ${job.max_workers} allowed${replica}; attempt ${job.attempt}`;
+};
 
 // The first two metrics; the chart and the table have all.
 function main(metrics) {
