@@ -201,9 +201,7 @@ def _task_raised(error: BaseException) -> TaskRaised:
     logger.exception("the script raised")
     step, epoch = session.step_and_epoch
     # Before `session.attach` the code or the data may be missing, and come back.
-    is_refused = isinstance(error, CodeError | HookError) and not isinstance(
-        error, ScriptEndedError
-    )
-    is_refused = is_refused and step is not None
+    is_mistake = isinstance(error, CodeError | HookError)
+    is_refused = is_mistake and not isinstance(error, ScriptEndedError) and step is not None
     kind = ScriptMistaken if is_refused else TaskRaised
     return kind(step, epoch, format_with_line(error))
