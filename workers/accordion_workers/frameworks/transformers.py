@@ -71,9 +71,7 @@ def train(trainer: Any, **options: Any) -> Any:
     asked = math.ceil(trainer.args.num_train_epochs)
     epochs = _Epochs(kept, is_read=is_read, asked=asked)
     trainer.add_callback(epochs)
-    trainer.callback_handler.callbacks.insert(
-        0, _EpochCount(len(batches))
-    )  # before all that read it
+    trainer.callback_handler.callbacks.insert(0, _EpochCount(len(batches)))  # before its readers
     _follow_job(trainer, batches, attached)
     _cut_batches(trainer, session.state.spec.training.micro_batch)
     _end_epochs(trainer, epochs)
