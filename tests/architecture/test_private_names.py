@@ -21,7 +21,7 @@ FOREIGN = {
 PRIVATE_LEFT = {
     "tests.distributed.test_collectives": 3,
     "tests.distributed.test_overlap": 1,
-    "tests.distributed.test_s3_storage": 2,
+    "tests.distributed.test_object_storage": 2,
     "tests.distributed.test_state": 1,
     "tests.gpu.test_one_card": 1,
     "tests.unit.accordion.test_allocations": 1,

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: a server that speaks S3, and the client that people use."""
+"""Checkpoints in object stores: servers that speak as theirs, and the clients that people use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from accordion_workers.checkpoint.storage import Storage, open_storage
 from accordion_workers.common.errors import CheckpointError
 from accordion_workers.records.contract import DesiredState, JobSpec
 from tests.distributed.loop_jobs import RecordingLink, Result, equal, run_job, synthetic
-from tests.distributed.s3 import BUCKET, s3_server
+from tests.distributed.object_stores import BUCKET, gcs_server, s3_server
 
 STOP_IN_EPOCH_1 = RecordingLink(
     orders=DesiredState(version=1, stop="cancel"), order_after=("epoch", 0)
@@ -36,11 +36,25 @@ def s3() -> Iterator[Mapping[str, str]]:
         yield settings
 
 
-@pytest.fixture
-def storage(s3, request, monkeypatch) -> Storage:
-    for name, value in s3.items():
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[Mapping[str, str]]:
+    with gcs_server() as settings:
+        yield settings
+
+
+@pytest.fixture(params=["s3", "gs"])
+def store(request, monkeypatch) -> str:
+    """The URL of a bucket."""
+    server = request.getfixturevalue({"s3": "s3", "gs": "gcs"}[request.param])
+    for name, value in server.items():
         monkeypatch.setenv(name, value)
-    return open_storage(f"s3://{BUCKET}/{request.node.name}", job_id="job-1", directory=NOWHERE)
+    return f"{request.param}://{BUCKET}"
+
+
+@pytest.fixture
+def storage(store, request) -> Storage:
+    url = f"{store}/{request.node.originalname}"
+    return open_storage(url, job_id="job-1", directory=NOWHERE)
 
 
 def write(storage: Storage, name: str, *, finished: bool = True) -> Manifest:
@@ -85,6 +99,7 @@ def test_one_that_was_never_finished_is_refused_and_the_one_before_is_offered(st
     assert "g2 was never finished" in reason
 
 
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
 def test_pieces_of_killed_uploads_go_with_the_checkpoint_they_belong_to(storage, monkeypatch):
     monkeypatch.setattr("accordion_workers.checkpoint.storage.DEAD_UPLOAD_S", float("inf"))
     path, s3 = storage._root.partition("/")[2], storage._filesystem
@@ -98,6 +113,7 @@ def test_pieces_of_killed_uploads_go_with_the_checkpoint_they_belong_to(storage,
     assert "another-job/g1/rank-0.pt" in left
 
 
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
 def test_pieces_of_uploads_that_nobody_finishes_go_after_a_while(storage):
     path, s3 = storage._root.partition("/")[2], storage._filesystem
     s3.call_s3("create_multipart_upload", Bucket=BUCKET, Key=f"{path}/g2/rank-0.pt")
@@ -124,19 +140,22 @@ def test_only_the_newest_complete_ones_are_kept_and_nothing_newer_is_touched(sto
     assert sorted(storage.names()) == ["g3", "g4", "g9"]
 
 
-def test_what_another_client_writes_is_seen_at_once(storage, request):
+def test_what_another_client_writes_is_seen_at_once(storage, store, request):
     assert storage.names() == []
-    other = open_storage(f"s3://{BUCKET}/{request.node.name}", job_id="job-1", directory=NOWHERE)
+    url = f"{store}/{request.node.originalname}"
+    other = open_storage(url, job_id="job-1", directory=NOWHERE)
     write(other, "g1")
     assert storage.names() == ["g1"]
 
 
-def test_a_bucket_that_is_not_there_is_told_before_the_first_step_and_not_made(storage):
-    elsewhere = open_storage("s3://a-slip/path", job_id="job-1", directory=NOWHERE)
-    with pytest.raises(OSError, match="bucket"):
+def test_a_bucket_that_is_not_there_is_told_before_the_first_step_and_not_made(store):
+    slip = store.replace(BUCKET, "a-slip")
+    elsewhere = open_storage(f"{slip}/path", job_id="job-1", directory=NOWHERE)
+    with pytest.raises(OSError, match="bucket|a-slip"):
         elsewhere.prepare()
 
 
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
 def test_a_server_that_does_not_answer_is_not_taken_for_an_empty_storage(storage, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -155,24 +174,28 @@ def run_with(rank: int, settings: Mapping[str, str], *arguments: Any) -> Result:
     return run_job(rank, *arguments)
 
 
-def on_s3(job: JobSpec, path: str) -> JobSpec:
-    checkpoint = job.checkpoint.model_validate({"storage": f"s3://{BUCKET}/{path}"})
+def job_on(url: str) -> JobSpec:
+    job = synthetic(3)
+    checkpoint = job.checkpoint.model_validate({"storage": url})
     return job.model_copy(update={"checkpoint": checkpoint})
 
 
-def test_a_job_that_saves_on_s3_goes_on_from_there_with_the_same_bits(s3, run_group, tmp_path):
-    job = synthetic(3)
-    undisturbed = run_group(2, run_job, tmp_path / "undisturbed", job)[0]
-    stopped = run_group(2, run_with, s3, tmp_path / "s3", on_s3(job, "jobs"), STOP_IN_EPOCH_1)[0]
+@pytest.mark.parametrize(("server", "protocol"), [("s3", "s3"), ("gcs", "gs")])
+def test_a_stopped_job_goes_on_from_a_store_with_the_same_bits(
+    request, run_group, tmp_path, server, protocol
+):
+    settings, job = request.getfixturevalue(server), job_on(f"{protocol}://{BUCKET}/jobs")
+    undisturbed = run_group(2, run_job, tmp_path / "undisturbed", synthetic(3))[0]
+    stopped = run_group(2, run_with, settings, tmp_path / "here", job, STOP_IN_EPOCH_1)[0]
     assert (stopped.outcome, stopped.link.of("checkpoint")[-1].step) == ("stopped", 5)
-    resumed = run_group(2, run_with, s3, tmp_path / "s3", on_s3(job, "jobs"), None, 2)[0]
+    resumed = run_group(2, run_with, settings, tmp_path / "here", job, None, 2)[0]
     assert resumed.link.of("started")[0].step == 5
     assert equal(resumed.parameters, undisturbed.parameters)
-    assert not (tmp_path / "s3" / "checkpoints").exists()
+    assert not (tmp_path / "here" / "checkpoints").exists()
 
 
 def test_another_number_of_workers_goes_on_from_s3(s3, run_group, tmp_path):
-    job = on_s3(synthetic(3), "resized")
+    job = job_on(f"s3://{BUCKET}/resized")
     run_group(2, run_with, s3, tmp_path, job, STOP_IN_EPOCH_1)
     resumed = run_group(1, run_with, s3, tmp_path, job, None, 2)[0]
     assert [record.samples for record in resumed.link.of("epoch")] == [256, 256]
