@@ -151,7 +151,7 @@ def test_what_another_client_writes_is_seen_at_once(storage, store, request):
 def test_a_bucket_that_is_not_there_is_told_before_the_first_step_and_not_made(store):
     slip = store.replace(BUCKET, "a-slip")
     elsewhere = open_storage(f"{slip}/path", job_id="job-1", directory=NOWHERE)
-    with pytest.raises(OSError, match="bucket|a-slip"):
+    with pytest.raises(OSError, match=r"bucket|a-slip"):
         elsewhere.prepare()
 
 
