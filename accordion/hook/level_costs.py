@@ -125,29 +125,36 @@ def measure_levels(
 
 
 def count_exchange(
-    parameters: Mapping[str, Tensor], plan: Mapping[str, Level], *, world_size: int
+    parameters: Mapping[str, Tensor],
+    plan: Mapping[str, Level],
+    *,
+    world_size: int,
+    device: torch.device,
 ) -> Ledger:
     """Return the bytes of one exchange of gradients, or of changes of parameters, counted by the
-    ledger of a worker that exchanges bucket by bucket, with its signals; no parameter is changed.
+    ledger of a worker that exchanges bucket by bucket, with its signals. One bucket at a time is
+    drawn at random, so that a model which fits into no single worker is counted too.
 
     Args:
-        parameters: trainable parameters by name, in the order of the model.
+        parameters: trainable parameters by name, in the order of the model. Only their shapes and
+            dtypes are read, so they may be on the device `meta`.
         plan: level by decided layer.
         world_size: number of workers.
+        device: where to draw the buckets.
     """
-    values = {name: as_real(one.detach()) for name, one in parameters.items()}
-    engine = _create_engine(values, plan, world_size=world_size)
-    *others, last = (
-        _draw_bucket([Layer(name=name, gradient=value) for name, value in group.items()])
-        for group in group_parameters(values)
-    )
+    ledger = Ledger(world_size)
     # Without a group, all workers seem to send what this one sends.
-    network = GroupNetwork(None, last.buffer.device)
+    network = GroupNetwork(None, device)
     network.world_size = world_size
-    for bucket in others:
-        engine.exchange([bucket], network)
-    engine.exchange([last], network, raised=frozenset)
-    return engine.ledger
+    values = {name: as_real(one.detach()) for name, one in parameters.items()}
+    *others, last = group_parameters(values)
+    for group in (*others, last):
+        engine = _create_engine(group, plan, world_size=world_size)
+        engine.ledger = ledger
+        layers = [Layer(name=name, gradient=value) for name, value in group.items()]
+        raised = frozenset if group is last else None
+        engine.exchange([_draw_bucket(layers, device=device)], network, raised=raised)
+    return ledger
 
 
 def count_window(layers: Sequence[LayerInfo], *, world_size: int) -> int:
@@ -193,9 +200,10 @@ def _measure_bucket(
 ) -> LevelCost:
     values = {layer.name: layer.gradient for layer in layers}
     engine = _create_engine(values, plan, world_size=world_size)
+    device = layers[0].gradient.device
     seconds = []
     for _ in range(1 + _REPEATS):
-        network, bucket = EchoNetwork(world_size), _draw_bucket(layers)
+        network, bucket = EchoNetwork(world_size), _draw_bucket(layers, device=device)
         _synchronize(bucket.buffer.device)
         started = clock()
         engine.exchange([bucket], network)
@@ -220,12 +228,11 @@ def _create_engine(
     return engine
 
 
-def _draw_bucket(layers: Sequence[Layer]) -> Bucket:
+def _draw_bucket(layers: Sequence[Layer], *, device: torch.device) -> Bucket:
     """Return a bucket of random gradients with the shapes and dtypes of `layers`."""
-    first = layers[0].gradient
     sizes = [layer.gradient.numel() for layer in layers]
-    generator = torch.Generator(device=first.device).manual_seed(0)
-    buffer = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+    generator = torch.Generator(device=device).manual_seed(0)
+    buffer = torch.empty(sum(sizes), dtype=layers[0].gradient.dtype, device=device)
     buffer.normal_(generator=generator)
     parts = [
         Layer(name=layer.name, gradient=part.view(layer.gradient.shape))

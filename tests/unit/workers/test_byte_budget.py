@@ -30,7 +30,7 @@ def model() -> torch.nn.Module:
 
 
 def savings(job: JobSpec) -> list[float]:
-    counted = CountedModel(model(), world_size=job.workers.max)
+    counted = CountedModel(model(), world_size=job.max_replicas, shards=job.num_shards)
     runs = [plan_run(job, one, counted, samples=SAMPLES) for one in list_assumptions(job)]
     return [run.uncompressed_bytes / run.sent_bytes for run in runs]
 
@@ -54,6 +54,22 @@ def test_rounds_are_the_shortest_that_keep_to_the_budget_whatever_is_decided():
         >= 50
         > min(savings(resolved(local_steps={"budget": None, "low": low - 1})))
     )
+
+
+def test_workers_that_hold_the_model_together_keep_to_the_budget_in_their_parts():
+    """Each part of a layer has a scale of its own."""
+    small = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(9)))
+    job = spec(
+        workers={"min": 8, "max": 16},
+        parallelism={"shard": 8},
+        training={"micro_batch": 4},
+        local_steps={"budget": 20},
+    )
+    replicas = spec(workers={"min": 1, "max": 2}, local_steps={"budget": 20})
+    sharded, whole = (
+        rounds(resolve_budget(one, small, samples=SAMPLES)).low for one in (job, replicas)
+    )
+    assert sharded > whole
 
 
 def test_high_is_eight_times_low_unless_it_is_given():

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from accordion.base.errors import ConfigError
@@ -32,11 +33,15 @@ class CountedModel:
     def __init__(self, model: nn.Module, *, world_size: int, shards: int = 1) -> None:
         self.layers: Sequence[LayerInfo] = decided_layers(model)
         """Layers whose level is decided."""
+        trained = {name: one for name, one in named_layers(model).items() if one.requires_grad}
+        # Shapes alone: the model may be sharded already, and its values are on many workers.
         self._parts: Mapping[str, Mapping[str, Tensor]] = {
-            name: cut_layer(name, one.detach(), shards=shards)
-            for name, one in named_layers(model).items()
-            if one.requires_grad
+            name: cut_layer(
+                name, torch.empty(one.shape, dtype=one.dtype, device="meta"), shards=shards
+            )
+            for name, one in trained.items()
         }
+        self._device = next(iter(trained.values())).device
         self.window_bytes = count_window(self.layers, world_size=world_size)
         """Bytes with which workers average the sums of a window."""
         self._world_size = world_size
@@ -56,7 +61,9 @@ class CountedModel:
             parameters = {
                 name: one for parts in self._parts.values() for name, one in parts.items()
             }
-            self._counts[key] = count_exchange(parameters, plan, world_size=self._world_size)
+            self._counts[key] = count_exchange(
+                parameters, plan, world_size=self._world_size, device=self._device
+            )
         return self._counts[key]
 
 
@@ -72,7 +79,7 @@ def resolve_budget(spec: JobSpec, model: nn.Module, *, samples: int) -> JobSpec:
     local = spec.local_steps
     if local is None or local.budget is None:
         return spec
-    counted = CountedModel(model, world_size=spec.max_replicas)
+    counted = CountedModel(model, world_size=spec.max_replicas, shards=spec.num_shards)
     runs = [
         list(list_stretches(spec, assumed, layers=counted.layers, samples=samples))
         for assumed in list_assumptions(spec)
