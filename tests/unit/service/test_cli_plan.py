@@ -70,7 +70,7 @@ def test_plan_tells_the_rounds_and_the_bytes_of_a_budget(accordion: Accordion, s
 def test_workers_that_hold_the_model_together_are_planned_as_replicas(
     accordion: Accordion, spec: Path
 ) -> None:
-    link = ("--link", "100Mbit", "--measure", "0")
+    link = ("--link", "100Mbit", "--measure", "0", "--set", "task.options.hidden=33")
     sharded = ("plan", spec, *link, "--set", "parallelism.shard=2")
     found = accordion(*sharded, "--workers", "4", "--json").json()
     whole = accordion("plan", spec, *link, "--workers", "2", "--json").json()
@@ -82,7 +82,8 @@ def test_workers_that_hold_the_model_together_are_planned_as_replicas(
     assert sent(found)["powersgd", "low"] > sent(whole)["powersgd", "low"]
     dense = sent(whole)["none", ""]
     assert sent(found)["none", ""] == dense
-    assert (found["shard_bytes"], whole["shard_bytes"]) == (dense // 2, None)
+    # FSDP2 pads the smaller half of an odd number of rows.
+    assert (dense // 2 < found["shard_bytes"] < 0.6 * dense, whole["shard_bytes"]) == (True, None)
     shown = accordion(*sharded, "--workers", "4")
     assert "each worker holds" in shown.out
     assert "sent: bytes of one replica on the wire" in shown.out

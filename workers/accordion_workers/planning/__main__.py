@@ -66,9 +66,14 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _count_shard(measured: StepMeasurement, spec: JobSpec) -> int:
-    """Return the bytes of parameters that each of the workers of a replica holds."""
-    whole = sum(parameter.nbytes for parameter in measured.model.parameters())
-    return -(-whole // spec.num_shards)
+    """Return the bytes of parameters that a worker of a replica holds: FSDP2 cuts each by rows, and
+    pads the parts of the last workers.
+    """
+    held = 0
+    for parameter in measured.model.parameters():
+        rows = max((1, *parameter.shape[:1]))
+        held += -(-rows // spec.num_shards) * parameter.nbytes // rows
+    return held
 
 
 def _read_spec(spec: dict[str, Any], *, workers: int) -> JobSpec:
