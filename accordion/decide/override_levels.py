@@ -133,9 +133,9 @@ def resolve_optimizer(
             it is out of range, or layers are named.
     """
     if target not in ranges:
+        ways_out = " or ".join(["change it there", *(f"override its {name}" for name in ranges)])
         raise OverrideError(
-            f"the script of this run sets {target} of its optimizer itself; change it there",
-            "target",
+            f"the script of this run sets {target} of its optimizer itself; {ways_out}", "target"
         )
     _check_whole_model(layers, f"{target} applies")
     setting, name, value = str(target), str(target), level

@@ -97,14 +97,21 @@ def test_what_the_job_file_does_not_allow_is_refused_with_its_place(
     assert client.get(f"/api/v1/jobs/{job_id}/overrides").json()["items"] == []
 
 
-def test_a_script_sets_its_own_optimizer(client: TestClient, world: World) -> None:
+def test_of_a_scripts_optimizer_only_the_rate_is_set(client: TestClient, world: World) -> None:
     job_id = world.submit(**SCRIPT)
-    answer = client.post(f"/api/v1/jobs/{job_id}/overrides", json=HALF)
+    address = f"/api/v1/jobs/{job_id}/overrides"
+    assert client.post(address, json=HALF).status_code == 202
+    answer = client.post(address, json={"target": "weight_decay", "level": 0.1})
     [item] = answer.json()["errors"]
     assert (answer.status_code, item["pointer"]) == (422, "/target")
-    assert "the script of this run sets lr of its optimizer itself" in item["detail"]
-    assert 'id="setting"' not in client.get(f"/jobs/{job_id}").text
-    assert 'id="setting"' in client.get(f"/jobs/{world.submit(**LONG)}").text
+    assert (
+        "sets weight_decay of its optimizer itself; change it there or override its lr"
+        in (item["detail"])
+    )
+    page = client.get(f"/jobs/{job_id}").text
+    assert 'value="lr"' in page
+    assert 'value="weight_decay"' not in page
+    assert 'value="weight_decay"' in client.get(f"/jobs/{world.submit(**LONG)}").text
 
 
 def test_each_id_of_the_page_is_there_once(client: TestClient, world: World) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from accordion.base.messages import Override
 from accordion_workers import session
 from accordion_workers.common.errors import TaskRaised
+from accordion_workers.records.contract import DesiredState
 from tests.distributed.code_jobs import (
     context,
     launch,
@@ -467,6 +469,20 @@ def test_a_stop_does_not_renew_the_patience_of_a_callback(
     run_job(run_group, tmp_path, source, more=more, training=training, body=stop_in(9, "SAVE_STOP"))
     again = run_job(run_group, tmp_path, source, more=more, training=training, generation=2)
     assert [record.epoch for record in again.link.of("epoch")] == [2]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_override_sets_the_rate_of_a_loop(run_group: Any, tmp_path: Path, loop: str) -> None:
+    nothing = Override(id="o1", number=1, target="lr", level=1e-30)
+    link = RecordingLink(orders=DesiredState(version=1, overrides=(nothing,)))
+    parameters = "sum(one.double().sum() for one in session.state.model.parameters())"
+    source = LOOPS[loop].replace("BODY", f"print('at', float({parameters}))").replace("MORE", "")
+    result = run_group(2, run_own_script, order_of(tmp_path, {"train.py": source}), link)[0]
+    first, second, *others = [line for line in result.said.splitlines() if line.startswith("at")]
+    # What all workers are told in the first step holds from the second one on.
+    assert first != second
+    assert set(others) == {second}
+    assert [record.lr for record in result.link.of("epoch")] == [1e-30] * 3
 
 
 def test_a_trainer_ends_with_the_best_model_from_before_a_stop(

@@ -9,7 +9,9 @@ import torch
 
 from accordion.base.messages import Decision, Override, Report, plan_digest
 from accordion_workers.records.contract import DesiredState, JobSpec
+from tests.distributed.code_jobs import run_own_script
 from tests.distributed.loop_jobs import RecordingLink, Result, run_job, spec
+from tests.distributed.test_own_code import order_of
 
 NONE = 1e-30
 """A rate or a norm with which no parameter changes."""
@@ -135,3 +137,63 @@ def test_rounds_of_local_steps_end_before_the_rate_changes(run_group, tmp_path):
     first = next(record for record in result.link.of("acks") if record.override_ids)
     assert (first.step, {ack.digest for ack in first.acks}) == (23 + 5, {first.digest})
     assert rates(result) == [0.05, 0.025]
+
+
+SCHEDULED = """
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from accordion_workers import session
+session.init_process_group("gloo")
+inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+batches = session.batches(len(inputs))
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(4, 4))
+groups = [{"params": [model.module.weight]}, {"params": [model.module.bias], "lr": 0.01}]
+optimizer = torch.optim.SGD(groups, lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+session.attach(model, optimizer, scheduler=scheduler)
+for epoch in session.epochs(4):
+    for rows in batches:
+        optimizer.zero_grad()
+        loss = model(inputs[rows]).square().mean()
+        before = [one.detach().clone() for one in model.module.parameters()]
+        session.backward(loss)
+        session.step()
+        moved = [
+            float(((old - one) / one.grad).mean())
+            for old, one in zip(before, model.module.parameters())
+        ]
+        print("rates", epoch, [round(one, 4) for one in moved])
+    scheduler.step()
+print("end", [group["lr"] for group in optimizer.param_groups])
+"""
+
+
+def script_rates(run_group: Any, tmp_path: Any, *overrides: Override) -> tuple[Result, list[str]]:
+    """What rank 0 of a script of 4 epochs says of the rates with which its parameters moved."""
+    training = {"epochs": 4, "global_batch": 32, "micro_batch": 16}
+    order = order_of(tmp_path, {"train.py": SCHEDULED}, training=training)
+    link = RecordingLink(
+        orders=DesiredState(version=1, overrides=overrides), order_after=("epoch", 0)
+    )
+    result = run_group(2, run_own_script, order, link)[0]
+    return result, result.said.splitlines()
+
+
+def test_an_override_sets_the_rates_of_a_script_and_its_schedule_goes_on(run_group, tmp_path):
+    half = by_hand("lr", {"factor": 0.5}, until=3)
+    result, said = script_rates(run_group, tmp_path, half)
+    # The schedule halves the rates after two epochs; the override holds in epochs 1 and 2.
+    expected = [[0.1, 0.01], [0.05, 0.005], [0.025, 0.0025], [0.05, 0.005]]
+    # Two steps an epoch; what all workers are told in one holds from the next one on.
+    assert said[1:8:2] == [f"rates {epoch} {rates}" for epoch, rates in enumerate(expected)]
+    assert said[-1] == "end [0.025, 0.0025]"
+    assert rates(result) == [0.1, 0.05, 0.025, 0.05]
+    assert result.link.of("decision")[-1].decision.optimizer == {}
+
+
+def test_a_value_is_the_rate_of_all_groups_of_a_script(run_group, tmp_path):
+    result, said = script_rates(run_group, tmp_path, by_hand("lr", 0.02))
+    assert said[3:8:2] == [f"rates {epoch} [0.02, 0.02]" for epoch in (1, 2, 3)]
+    assert rates(result) == [0.1, 0.02, 0.02, 0.02]

@@ -93,7 +93,11 @@ def _read_job(spec: Mapping[str, Any], target: str) -> JobSpec:
         target in ("lr", "weight_decay", "clip_norm")
         and target not in job.config().optimizer_ranges
     ):
-        raise LimitError(f"the script of this job sets {target} itself; change it there")
+        known = ", ".join(job.config().optimizer_ranges) or "compression only"
+        raise LimitError(
+            f"the script of this job sets {target} itself; of its optimizer, you may override"
+            f" {known}"
+        )
     return job
 
 

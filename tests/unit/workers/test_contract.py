@@ -46,11 +46,15 @@ def test_a_spec_survives_json():
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-def test_a_script_survives_json_and_has_no_ranges_of_overrides():
+def test_a_script_survives_json_and_has_a_range_of_its_rate_alone():
     spec = JobSpec.model_validate(SCRIPT)
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
     ranges = {"override_ranges": {"lr": [0.1, 1.0]}}
-    assert "training.override_ranges is given" in refusal(**SCRIPT, training=ranges)
+    assert JobSpec.model_validate({**SCRIPT, "training": ranges}).config().optimizer_ranges == {
+        "lr": (0.1, 1.0)
+    }
+    ranges["override_ranges"]["clip_norm"] = [0.1, 1.0]
+    assert "training.override_ranges has more than lr" in refusal(**SCRIPT, training=ranges)
 
 
 PARTS = {

@@ -352,10 +352,11 @@ class JobSpec(Strict):
                 " leave it out, and use torch.autocast in the script"
             )
         # A stored spec has the defaults.
-        if self.training.override_ranges != OverrideRangesSpec():
+        given, default = self.training.override_ranges, OverrideRangesSpec()
+        if given.model_copy(update={"lr": default.lr}) != default:
             raise ValueError(
-                "training.override_ranges is given, and a script sets its own optimizer; leave it"
-                " out"
+                "training.override_ranges has more than lr, and a script sets the rest of its"
+                " optimizer itself; leave that out"
             )
 
     def _check_local_steps(self, local: LocalStepsSpec) -> None:
@@ -389,6 +390,15 @@ class JobSpec(Strict):
                 f"batch.low is {low} and training.global_batch is {training.global_batch}, which"
                 " are the same thing; leave one of them out"
             )
+
+    def _list_optimizer_ranges(self) -> dict[str, tuple[float, float]]:
+        """Return what overrides may set of the optimizer; that of a script is its own but for the
+        learning rate, which a session sets for the time of each step.
+        """
+        if self.task.name == GUEST:
+            return {}
+        ranges = self.training.override_ranges
+        return {"lr": ranges.lr} if self.task.name == SCRIPT else ranges.model_dump()
 
     @property
     def num_shards(self) -> int:
@@ -440,10 +450,5 @@ class JobSpec(Strict):
                 BatchConfig(low=low, high=batch.high, grow_only=batch.grow_only) if batch else None
             ),
             seed=self.training.seed,
-            # A script makes its own optimizer.
-            optimizer_ranges=(
-                {}
-                if self.task.name in (SCRIPT, GUEST)
-                else self.training.override_ranges.model_dump()
-            ),
+            optimizer_ranges=self._list_optimizer_ranges(),
         )

@@ -55,6 +55,7 @@ from accordion_workers.training.load_timing import time_loading
 from accordion_workers.training.resume import StopRequested
 from accordion_workers.training.sampler import loss_weight
 from accordion_workers.training.script_batches import Batches, current_batch
+from accordion_workers.training.script_rates import override_rates
 from accordion_workers.training.script_task import ScriptExit, ScriptParts
 from accordion_workers.training.switches import finish_round
 from accordion_workers.training.train_state import TrainState
@@ -341,8 +342,7 @@ class ScriptSession:
         checks.check_backward(state, has_run=self._has_backward)
         self._has_backward = self._has_read_on = False
         state.phases.count_lap("compute")
-        self._rate = float(state.optimizer.param_groups[0]["lr"])
-        with self._service_errors():
+        with self._service_errors(), override_rates(state) as self._rate:
             batch, own = current_batch(state, self._batches)
             if self._batches is not None:
                 self._batches.finish_current()
@@ -400,7 +400,7 @@ class ScriptSession:
         self._leave_if_trained()
         checks.check_epoch_trained(state)
         self._generators = None
-        rate = float(state.optimizer.param_groups[0]["lr"])
+        rate = state.rate_in_force(float(state.optimizer.param_groups[0]["lr"]), state.held_next)
         last_step = rate if self._rate is None else self._rate
         totals = {name: float(value) for name, value in metrics.items()}
         sums = MetricSums(totals=totals, samples=1 if totals else 0)

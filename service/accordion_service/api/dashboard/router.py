@@ -91,7 +91,7 @@ def show_job(request: Request, job_id: str, *, state: StateDep, caller: CallerDe
         job=job,
         is_guest=is_guest,
         spec=asked,
-        sets_optimizer=not is_guest and spec_value(row, "task.name", "") != SCRIPT,
+        is_script=spec_value(row, "task.name", "") == SCRIPT,
         step=resource_request(row).step,
         charts=CHARTS,
         ray_link=link,
