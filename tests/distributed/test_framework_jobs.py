@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -485,23 +486,38 @@ def test_an_override_sets_the_rate_of_a_loop(run_group: Any, tmp_path: Path, loo
     assert [record.lr for record in result.link.of("epoch")] == [1e-30] * 3
 
 
+# The loss only falls, so the model of the first epoch is the best.
+BEST_IS_FIRST = (
+    "eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True,"
+    " metric_for_best_model='loss', greater_is_better=True"
+)
+
+
+@pytest.mark.parametrize("place", ["out", "FOLDER/out"])
 def test_a_trainer_ends_with_the_best_model_from_before_a_stop(
-    run_group: Any, tmp_path: Path
+    run_group: Any, tmp_path: Path, place: str
 ) -> None:
     def run(folder: Path, *, generation: int = 1, body: str = "pass") -> tuple[str, str]:
-        # The loss only falls, so the model of the first epoch is the best.
-        more = (
-            "eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True,"
-            " metric_for_best_model='loss', greater_is_better=True"
-        )
-        source = changed(TRAINER, ('output_dir="out"', f'output_dir="{folder}/out"'))
-        return end_of(run_group, folder, source, body=body, more=more, generation=generation)
+        output = place.replace("FOLDER", str(folder))
+        source = changed(TRAINER, ('output_dir="out"', f'output_dir="{output}"'))
+        more = {"more": BEST_IS_FIRST, "generation": generation}
+        return end_of(run_group, folder, source, body=body, **more)
 
     for folder in ("whole", "stopped"):
         (tmp_path / folder).mkdir()
     assert run(tmp_path / "stopped", body=stop_in(9, "SAVE_STOP")) == ("stopped", "")
     again = run(tmp_path / "stopped", generation=2)
     assert again == run(tmp_path / "whole")
+
+
+def test_a_best_model_that_is_gone_is_told(run_group: Any, tmp_path: Path) -> None:
+    given = {"more": BEST_IS_FIRST}
+    run_job(run_group, tmp_path, TRAINER, body=stop_in(9, "SAVE_STOP"), **given)
+    shutil.rmtree(tmp_path / "storage/trainer")
+    again = run_job(run_group, tmp_path, TRAINER, generation=2, **given)
+    [told] = [line for line in again.link.lines if "best model" in line]
+    assert "trainer/out/checkpoint-4, which this worker does not have" in told
+    assert again.outcome == "completed"
 
 
 def test_a_trainer_counts_its_epochs_as_if_it_had_not_stopped(

@@ -114,7 +114,7 @@ def list_replaced_epochs(group: list[Any]) -> list[str]:
 def test_the_log_says_once_that_the_spec_replaces_the_epochs_of_a_script(run_group, tmp_path):
     job, stop = order_of(tmp_path, script()), STOP_IN_EPOCH_1
     [line] = list_replaced_epochs(run_group(2, run_own_script, job, stop))
-    assert "trains 3 epochs: training.epochs of its spec replaces session.epochs(99)" in line
+    assert "trains 3 epochs: training.epochs of its spec replaces the 99 of the script" in line
     assert list_replaced_epochs(run_group(2, run_own_script, job, None, 2)) == []
 
 
@@ -314,6 +314,15 @@ def test_a_script_that_cannot_begin_is_told_why(run_group, tmp_path, sources, se
     assert sentence in error.error
     assert "(script_" not in error.error, "a line of this project does not help"
     assert (type(error), error.step) == (TaskRaised, None)  # code may be missing, and come back
+
+
+def test_an_error_of_several_lines_is_told_in_one(run_group, tmp_path):
+    lines = "raise ValueError('both must match, but found:\\n- a: 1\\n\\n- b: ' + 400 * 'x')"
+    error = raised_by(run_group, order_of(tmp_path, {"train.py": lines}))
+    told = "ValueError: both must match, but found: - a: 1 - b: xx"
+    assert error.error.startswith(told)
+    assert error.error.endswith("xx... (train.py:1)")
+    assert "\n" not in error.error
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from accordion_workers.common.plain_text import clean_text, clean_texts
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 _OURS = Path(__file__).parents[1]
 _LIBRARY = Path(accordion.__file__).parent
+_SHOWN = 300
+"""Characters of an error of several lines that its one line has at least."""
 
 
 def format_error(error: BaseException) -> str:
@@ -63,7 +65,17 @@ def format_with_line(error: BaseException) -> str:
         is_user_code(one.filename) for one in frames
     )
     line = "" if is_ours else find_user_line(frames)
-    return f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
+    return f"{type(error).__name__}: {_join_lines(str(error))}" + (f" ({line})" if line else "")
+
+
+def _join_lines(text: str) -> str:
+    """Return the first line, with those that follow as far as there is room: some libraries say
+    there what is wrong.
+    """
+    first, *others = [" ".join(line.split()) for line in text.strip().splitlines()] or [""]
+    whole = " ".join([first, *filter(None, others)])
+    most = max(len(first), _SHOWN)
+    return whole if len(whole) <= most else f"{whole[:most]}..."
 
 
 def find_user_line(frames: traceback.StackSummary) -> str:

@@ -70,6 +70,7 @@ def train(trainer: Any, **options: Any) -> Any:
     is_read = session.state.position.samples >= batches.num_samples
     asked = math.ceil(trainer.args.num_train_epochs)
     epochs = _Epochs(kept, is_read=is_read, asked=asked)
+    _check_best(kept)
     trainer.add_callback(epochs)
     trainer.callback_handler.callbacks.insert(0, _EpochCount(len(batches)))  # before its readers
     _follow_job(trainer, batches, attached)
@@ -229,6 +230,17 @@ def _check_batch() -> None:
         )
 
 
+def _check_best(kept: _TrainerState) -> None:
+    """Tell of a best model that was saved before a stop and is not there any more."""
+    best = kept.history.get("best_model_checkpoint")
+    if best and not Path(best).is_dir():
+        session.state.context.link.log(
+            f"warning: the trainer's best model so far is in {best}, which this worker does not"
+            " have, so the best of the later epochs is loaded at the end; give TrainingArguments an"
+            " output_dir that all workers reach"
+        )
+
+
 def _attach(trainer: Any, kept: _TrainerState) -> Session:
     """Wrap model and optimizer as the trainer would, and resume them."""
     trainer.model_init = None  # it has made the model; another one would be trained, and not saved
@@ -247,6 +259,10 @@ def _follow_job(trainer: Any, batches: Batches, attached: Session) -> None:
     args.ignore_data_skip = True
     if not args.load_best_model_at_end:
         args.save_strategy = type(args.save_strategy)("no")
+    elif session.job_epochs is not None:
+        # The folder of the code is this worker's own. An absolute path stays as it is.
+        storage = session.state.context.launch.storage
+        args.output_dir = str(Path(storage, "trainer", args.output_dir))
     trainer.model_accepts_loss_kwargs = False  # the loss is a mean over this worker's samples
     args.average_tokens_across_devices = False  # also that of a compute_loss_func
     trainer.get_train_dataloader = lambda: _create_loader(trainer, batches)

@@ -135,8 +135,7 @@ def log_replaced_epochs(state: TrainState, number: int) -> None:
     if state.context.rank == 0 and state.session.steps == 0:
         state.context.link.log(
             f"the job trains {state.spec.training.epochs} epochs: training.epochs of its spec"
-            f" replaces session.epochs({number}) of the script; give training.epochs {number} to"
-            " train as many"
+            f" replaces the {number} of the script; give training.epochs {number} to train as many"
         )
 
 
