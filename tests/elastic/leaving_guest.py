@@ -60,6 +60,7 @@ def train(config: dict[str, Any]) -> None:
         told.write(f"step {step}\n")
         time.sleep(STEP_S)
         if accordion_ray.save_is_due(session):
+            told.write(f"save {step + 1}\n")
             with tempfile.TemporaryDirectory() as folder:
                 accordion_ray.save_state(session, folder)
                 saved = None
@@ -68,7 +69,6 @@ def train(config: dict[str, Any]) -> None:
                     torch.save(state, Path(folder) / "state.pt")
                     saved = Checkpoint.from_directory(folder)
                 ray.train.report({}, checkpoint=saved)
-            told.write(f"save {step + 1}\n")
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ _complete_role = complete_words(*Role)
 def whoami(*, url: UrlOption = "", json: JsonOption = False) -> None:
     """Show who you are, and what your token allows."""
     with connect_client(url) as client:
-        found = client.caller()
+        found, at = client.caller(), client.url
     if json:
         print_json(found)
         return
     until = f", until {format_time(found.expires_at)}" if found.expires_at else ""
-    typer.echo(f"{found.user} ({', '.join(found.scopes)}{until})")
+    typer.echo(f"{found.user} at {at} ({', '.join(found.scopes)}{until})")
 
 
 def add_user(

@@ -17,6 +17,11 @@ from typer.main import get_command, get_install_completion_arguments
 
 from accordion_client.commands.command_table import COMMANDS, CommandGroup
 from accordion_client.commands.missing_packages import missing_package
+from accordion_client.commands.profile_option import (
+    ProfileOption,
+    check_profile,
+    profile_option,
+)
 
 _DISTRIBUTION = "accordion-train"
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -29,11 +34,17 @@ class Command(TyperCommand):
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, without the types of flags in the help."""
-        return _hide_flag_types(super().get_params(ctx))
+        """Return the parameters, without the types of flags in the help; commands that ask a
+        service have one more.
+        """
+        found = super().get_params(ctx)
+        if any(one.name == "url" for one in found):
+            found = [*found, profile_option()]
+        return _hide_flag_types(found)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a reader of the output that has left is no error."""
+        check_profile(ctx)
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -125,20 +136,6 @@ def _print_version(context: typer.Context, given: bool) -> None:
     raise typer.Exit
 
 
-def _choose_profile(context: typer.Context, name: str) -> None:
-    """Let the command ask the service of this profile."""
-    if not name or context.resilient_parsing:
-        return
-    if os.environ.get("ACCORDION_URL"):
-        raise typer.BadParameter(
-            f"ACCORDION_URL names a service too ({os.environ['ACCORDION_URL']}); unset it, or leave"
-            " --profile out"
-        )
-    before = os.environ.get("ACCORDION_PROFILE", "")  # empty as if it were not set
-    context.call_on_close(lambda: os.environ.update(ACCORDION_PROFILE=before))
-    os.environ["ACCORDION_PROFILE"] = name
-
-
 def _list_options() -> list[Any]:
     """Return the options of `accordion` itself; typer builds them from a signature."""
 
@@ -154,16 +151,7 @@ def _list_options() -> list[Any]:
                 expose_value=False,
             ),
         ] = False,
-        _profile: Annotated[
-            str,
-            typer.Option(
-                "--profile",
-                metavar="NAME",
-                help="Ask the service that this profile of ~/.config/accordion/config.toml names.",
-                callback=_choose_profile,
-                expose_value=False,
-            ),
-        ] = "",
+        _profile: ProfileOption = "",
     ) -> None: ...
 
     one = typer.Typer(add_completion=False)

@@ -206,12 +206,10 @@ def _summarize_job(job: JobView) -> list[str]:
     if job.tally.resizes or job.tally.recoveries:
         lines.append(f"changes    {format_elasticity(job.tally)}")
     if now:
+        measured = f", {format_metrics(job.metrics)}" if list_metric_names([job.metrics]) else ""
         lines += [
             f"progress   {format_epochs(now)}, {format_step(now)}",
-            (
-                f"metrics    loss {format_number(now.loss)}, lr {format_number(now.lr, 3)},"
-                f" {format_metrics(job.metrics)}"
-            ),
+            f"metrics    loss {format_number(now.loss)}, lr {format_number(now.lr, 3)}{measured}",
             f"bytes      {format_sent_bytes(now.bytes)}",
         ]
     return lines

@@ -76,6 +76,15 @@ def config_file(variables: Mapping[str, str]) -> Path:
     return Path(folder).expanduser() / "accordion/config.toml"
 
 
+def list_profiles() -> list[str]:
+    """Return the names of all profiles.
+
+    Raises:
+        SettingsError: their file cannot be read.
+    """
+    return list(_read(config_file(os.environ)).profiles)
+
+
 def _find_token(profile: str, file: Path) -> Path:
     """Return where the token of a profile is; a relative path is below the folder of the profiles.
 

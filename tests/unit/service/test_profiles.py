@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from accordion_client import connect
+from accordion_client.commands.cli_app import run_command
 from accordion_client.machine.profiles import load_client_settings
 from accordion_service.errors import SettingsError
 from tests.unit.service.conftest import Accordion
@@ -78,9 +79,39 @@ def test_an_option_chooses_the_profile_of_one_command(
 
     assert asked("--profile", "cloud") == "https://cloud.example"
     assert asked() == "https://lab.example"
-    said = alone("--profile", "nowhere", "list")
-    assert (said.code, said.out) == (2, "")
-    assert "'nowhere', and there is no such profile; those of" in said.err
+    for words in (("--profile", "nowhere", "list"), ("list", "--profile", "nowhere")):
+        said = alone(*words)
+        assert (said.code, said.out) == (2, "")
+        assert "'nowhere', and there is no such profile; those of" in said.err
+    assert "--profile" in alone("whoami", "--help").out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--profile", "lab", "list", "--url", "https://other.example"),
+        ("list", "--url", "https://other.example", "--profile", "lab"),
+    ],
+)
+def test_a_profile_and_a_url_are_refused(
+    alone: Accordion, config: Path, words: tuple[str, ...]
+) -> None:
+    said = alone(*words)
+    assert said.code == 2
+    told = " ".join(said.err.replace("│", " ").split())
+    assert "--profile and --url both name a service; leave one of them out" in told
+
+
+def test_the_names_of_profiles_are_completed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], config: Path
+) -> None:
+    for word, found in (("", "cloud lab"), ("l", "lab")):
+        monkeypatch.setenv("_ACCORDION_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", f"accordion list --profile {word}")
+        monkeypatch.setenv("COMP_CWORD", "3")
+        with pytest.raises(SystemExit):
+            run_command([])
+        assert " ".join(sorted(capfd.readouterr().out.split())) == found
 
 
 def test_an_option_and_a_variable_that_name_two_services_are_refused(
