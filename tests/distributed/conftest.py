@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accordion_workers.worker.process_group import hold_groups, release_groups
 from tests.process_end import end_with_session
 
 MOST_PROCESSES = 4
@@ -53,13 +54,12 @@ def _in_group(
     try:
         return function(rank, *arguments)
     finally:
-        ended = list(dist.distributed_c10d._world.pg_map)
         if dist.is_initialized():
+            hold_groups()
             dist.destroy_process_group()
         # Threads of a group that garbage refers to look for work 100 times a second. What is left
         # is frozen: later collections would go through it, a tenth of the time of all tests.
-        gc.collect()
-        ended.clear()  # after the garbage that used them, as release_groups() of a worker
+        release_groups()
         gc.freeze()
 
 
