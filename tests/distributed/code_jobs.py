@@ -4,7 +4,6 @@ every process.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import io
 import os
@@ -32,6 +31,7 @@ from accordion_workers.training.script_runner import run_script
 from accordion_workers.user_code.install import install_code
 from accordion_workers.worker.process import GroupAssignment, run_training
 from accordion_workers.worker.process_damage import note_destroyed_groups
+from accordion_workers.worker.process_group import hold_groups, release_groups
 from accordion_workers.worker.torchrun_env import build_torchrun_env
 from tests.distributed.loop_jobs import RecordingLink
 
@@ -157,16 +157,15 @@ def groups_held() -> Iterator[None]:
     """Free groups that a script destroys after its models: the last owner of a group has to be a
     Python object (`release_groups`), and a model of plain torch that is freed last hangs.
     """
-    destroy, held = dist.destroy_process_group, []
+    destroy = dist.destroy_process_group
 
     def hold(*arguments: Any) -> None:
-        held.extend(distributed_c10d._world.pg_map)
+        hold_groups()
         destroy(*arguments)
 
     with patch.object(dist, "destroy_process_group", hold):
         yield
-    gc.collect()
-    held.clear()
+    release_groups()
 
 
 def how_it_ended(

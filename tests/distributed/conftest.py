@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from accordion_workers.worker.process_group import hold_groups, release_groups
 from tests.process_end import end_with_session
 
 MOST_PROCESSES = 4
@@ -51,13 +54,12 @@ def _in_group(
     try:
         return function(rank, *arguments)
     finally:
-        ended = list(dist.distributed_c10d._world.pg_map)
         if dist.is_initialized():
+            hold_groups()
             dist.destroy_process_group()
         # Threads of a group that garbage refers to look for work 100 times a second. What is left
         # is frozen: later collections would go through it, a tenth of the time of all tests.
-        gc.collect()
-        ended.clear()  # after the garbage that used them, as release_groups() of a worker
+        release_groups()
         gc.freeze()
 
 
@@ -90,9 +92,13 @@ class _Processes:
 
 
 def _create_pool(processes: int = MOST_PROCESSES) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(processes, mp_context=_forkserver(), initializer=end_with_session)
+
+
+def _forkserver() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    return ProcessPoolExecutor(processes, mp_context=context, initializer=end_with_session)
+    return context
 
 
 @pytest.fixture(scope="session")
@@ -113,10 +119,13 @@ def run_new() -> RunNew:
     """
 
     def run(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        with _create_pool(world_size) as pool:
-            given = dict(os.environ), function, arguments
-            futures = [pool.submit(_in_new, rank, *given) for rank in range(world_size)]
-            return [future.result(timeout=200) for future in futures]
+        task = functools.partial(_in_new, dict(os.environ), function, arguments)
+        context = _forkserver()
+        # It ends its processes, also one that waits for a peer that has failed.
+        with context.Pool(world_size, initializer=end_with_session) as pool:
+            found = pool.imap_unordered(task, range(world_size))
+            results = dict(found.next(timeout=200) for _ in range(world_size))
+        return [results[rank] for rank in range(world_size)]
 
     return run
 
@@ -142,11 +151,11 @@ def run_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunGrid]:
 
 
 def _in_new(
-    rank: int, environment: dict[str, str], function: Callable[..., Any], arguments: Any
-) -> Any:
+    environment: dict[str, str], function: Callable[..., Any], arguments: Any, rank: int
+) -> tuple[int, Any]:
     os.environ |= environment  # processes are forked from one that is older than the test
     torch.set_num_threads(1)
-    return function(rank, *arguments)
+    return rank, function(rank, *arguments)
 
 
 def _in_grid(rank: int, store: Path, function: Callable[..., Any], arguments: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch.distributed as dist
 
 from accordion_workers.worker import process_damage
 from accordion_workers.worker.process_damage import explain_damage, note_destroyed_groups
+from accordion_workers.worker.process_group import release_groups
 
 
 @pytest.fixture
@@ -64,3 +67,14 @@ def test_descriptor_that_user_code_has_closed_twice_is_its_own_error() -> None:
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)) as caught:
         os.fstat(descriptor)
     assert explain_damage(caught.value) is None
+
+
+@pytest.mark.usefixtures("make_group")
+def test_a_group_that_user_code_destroys_is_freed_after_the_garbage_that_used_it() -> None:
+    """Freed by a model, it would wait for its threads while it keeps the interpreter's lock."""
+    world = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    gc.collect()
+    assert world() is not None
+    release_groups()
+    assert world() is None

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from accordion_workers.common.error_kinds import is_bad_descriptor
 from accordion_workers.common.error_text import find_user_line, is_user_code
+from accordion_workers.worker.process_group import hold_groups
 
 _DISTRIBUTED = Path(dist.__file__).parent
 _PROJECT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ _destroyed_at: list[str] = []
 
 def note_destroyed_groups() -> None:
     """Remember from now on which line of code destroyed a process group, until another group is
-    made.
+    made, and hold its groups until `release_groups`.
 
     User code is imported later, so `from torch.distributed import destroy_process_group` is covered
     too.
@@ -33,6 +34,8 @@ def note_destroyed_groups() -> None:
     @functools.wraps(destroy)
     def noted(*arguments: Any, **named: Any) -> None:
         _destroyed_at[:] = [find_user_line(traceback.extract_stack(sys._getframe(1)))]
+        if {*arguments, *named.values()} <= {None, dist.group.WORLD}:
+            hold_groups()
         destroy(*arguments, **named)
 
     @functools.wraps(make)

@@ -63,9 +63,14 @@ def process_group(
     finally:
         # A user script may have destroyed the group itself.
         if dist.is_initialized():
-            _ended.extend(distributed_c10d._world.pg_map)
+            hold_groups()
             # Not through `dist`, where calls of user code are noted.
             distributed_c10d.destroy_process_group()
+
+
+def hold_groups() -> None:
+    """Keep the groups of this process, which are about to end, until `release_groups`."""
+    _ended.extend(distributed_c10d._world.pg_map)
 
 
 def release_groups() -> None:
