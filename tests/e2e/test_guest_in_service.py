@@ -4,7 +4,9 @@ script.
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ import pytest
 
 from accordion_client import Refused
 from accordion_service.schemas.overrides import OverrideRequest
+from tests.e2e.killed_guest import EPOCHS as KILLED_EPOCHS
+from tests.e2e.killed_guest import STEPS_PER_EPOCH
 from tests.e2e.real_up import WAIT_S, Up, accordion, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -66,6 +70,42 @@ def test_guest_is_seen_overridden_and_ended_by_its_own_script(
     assert epochs[-1].metrics["accuracy"] > 0.85
     # What workers print reaches the terminal of the script: rank 0 says so when the run registers.
     assert "watch it with: accordion watch" in (tmp_path / "log").read_text()
+
+
+@pytest.fixture
+def killed(up: Up, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A guest run of which the test kills a worker."""
+    lines, _ = accordion(up.home, "env").communicate(timeout=WAIT_S)
+    module = [sys.executable, "-m", "tests.e2e.killed_guest", str(tmp_path)]
+    with (tmp_path / "log").open("wb") as log:
+        command = ["bash", "-c", f"{lines}\nexec {shlex.join(module)}"]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    yield process
+    process.terminate()
+    process.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_steps_that_a_killed_worker_costs_a_guest_are_counted(
+    up: Up, killed, tmp_path: Path, rank: int
+) -> None:
+    def lines() -> list[str]:
+        file = tmp_path / "steps-0"
+        return file.read_text().splitlines() if file.exists() else []
+
+    known = {job.id for job in up.client.all_jobs()}
+    wait_for(lambda: f"done {2 * STEPS_PER_EPOCH + 15}" in lines())
+    os.kill(int((tmp_path / f"pid-{rank}").read_text()), signal.SIGKILL)
+    assert killed.wait(WAIT_S) == 0, (tmp_path / "log").read_text()[-4000:]
+    _, _, again = "\n".join(lines()).rpartition("begin")
+    resumed_at = int(again.split()[0])
+    done = max(int(line.split()[1]) for line in lines()[: lines().index(f"begin {resumed_at}")])
+    [job_id] = {job.id for job in up.client.all_jobs()} - known
+    wait_for(lambda: up.client.job(job_id).status == "SUCCEEDED")
+    cost = up.client.job(job_id).tally
+    # A killed rank 0 has reported at most 0.25 s of its last steps to nobody.
+    assert done - resumed_at - 6 * (rank == 0) <= cost.steps_rolled_back <= done - resumed_at
+    assert up.client.epochs(job_id).total == KILLED_EPOCHS
 
 
 def wait_and_get(find):

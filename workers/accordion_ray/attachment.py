@@ -200,8 +200,12 @@ def _follow_end(
             follower.record_ended()
             guest.record_end(failure)
 
+    def keep_newest_step() -> None:
+        if guest is not None:
+            guest.keep_newest_step()
+
     outcomes = None
     if run.world_size > 1:
         outcomes = OutcomeStore(default_store(), label, world_size=run.world_size)
     if guest is not None or run.rank != 0:
-        watch_end(record_end, rank=run.rank, outcomes=outcomes)
+        watch_end(record_end, rank=run.rank, outcomes=outcomes, on_own_end=keep_newest_step)

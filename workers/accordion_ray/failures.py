@@ -93,20 +93,27 @@ class OutcomeStore:
 
 
 def watch_end(
-    on_end: Callable[[FailureRecord | None], object], *, rank: int, outcomes: OutcomeStore | None
+    on_end: Callable[[FailureRecord | None], object],
+    *,
+    rank: int,
+    outcomes: OutcomeStore | None,
+    on_own_end: Callable[[], object],
 ) -> None:
     """Call a function once when the run's training functions have all returned, or one has failed.
 
     It is called on rank 0, with None if all returned. The other ranks post their outcome, which
     rank 0 waits for: its process lives until Ray Train knows that all ranks have ended. Rank 0 of a
     single worker has no `outcomes`.
+
+    `on_own_end` is called as soon as rank 0's function has ended, because Ray Train may end the
+    process while rank 0 waits for the others.
     """
     training = threading.current_thread()
 
     def watch() -> None:
         try:
             if rank == 0:
-                on_end(_wait_for_all(training, outcomes))
+                on_end(_wait_for_all(training, outcomes, on_own_end))
             elif outcomes is not None:
                 _post_outcome(training, outcomes, rank=rank)
         except RuntimeError:
@@ -127,12 +134,13 @@ def _post_outcome(training: threading.Thread, outcomes: OutcomeStore, *, rank: i
 
 
 def _wait_for_all(
-    training: threading.Thread, outcomes: OutcomeStore | None
+    training: threading.Thread, outcomes: OutcomeStore | None, on_own_end: Callable[[], object]
 ) -> FailureRecord | None:
     while training.is_alive():
         training.join(POLL_S)
         if outcomes is not None and (failure := outcomes.read_failure()) is not None:
             return failure
+    on_own_end()
     error = read_training_error()
     if error is not None:
         return _find_cause(classify_failure(error, rank=0), outcomes)

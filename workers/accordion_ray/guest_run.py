@@ -176,6 +176,14 @@ class GuestRun:
         """Return what the session has counted so far."""
         return read_totals(self._attached.session, self._phases.seconds)
 
+    def keep_newest_step(self) -> None:
+        """Send and save the newest step, so that the next worker group knows it."""
+        with self._log_errors("send the newest step"):
+            self._send_newest_step()
+        if (boundary := self._boundary) is not None:
+            self._change_state(step=boundary.step, stepped_at=boundary.time)
+        self._save_changes()
+
     def record_end(self, failure: FailureRecord | None) -> bool:
         """Record how the training functions ended; return whether the run has ended.
 
@@ -183,16 +191,17 @@ class GuestRun:
         anything is sent, because Ray Train may end this process at any moment.
         """
         self._closed.set()
-        before = self._state
+        before, session = self._state, self._attached.session
         is_last = is_last_failure(before.failures, self._max_failures)
         end: EndRecord | None = EndRecord(status="SUCCEEDED", reason="COMPLETED")
         if failure is not None:
-            self._post(failure.model_copy(update={"final": is_last}))
+            at = {"epoch": session.epoch, "step": session.steps}
+            self._post(failure.model_copy(update={"final": is_last, **at}))
             end = _build_end(failure) if is_last else None
         if end is not None:
             self._post(end)
         self._change_state(
-            step=self._attached.session.steps,
+            step=session.steps,
             stepped_at=self._clock.now(),
             failed=failure is not None,
             failures=before.failures + (failure is not None),
@@ -310,10 +319,7 @@ class GuestRun:
                 self._connection.refresh()
                 if self._connection.is_registered:
                     self._change_state(installation=self._connection.installation)
-                self._send_newest_step()
-            if (boundary := self._boundary) is not None:
-                self._change_state(step=boundary.step, stepped_at=boundary.time)
-            self._save_changes()
+            self.keep_newest_step()
             if self._closed.wait(REFRESH_S):
                 return
 

@@ -138,5 +138,6 @@ def _job_settings(job: JobRow) -> JobSettings:
         policy=spec.policy.name,
         least_share=options["least"] if spec.policy.name == "gain" else None,
         is_plan_measured=spec.compression.buckets_per_exchange == "auto",
+        has_script=spec.task.is_script,
         is_balanced=spec.workers.balance,
     )

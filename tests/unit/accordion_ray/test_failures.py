@@ -20,6 +20,7 @@ class Ranks:
     def __init__(self, world_size: int) -> None:
         self.outcomes = OutcomeStore(HashStore(), "digits", world_size=world_size)
         self.ends: list[FailureRecord | None] = []
+        self.own_ends: list[int] = []
         self._returns = [threading.Event() for _ in range(world_size)]
         self._threads = [
             threading.Thread(target=self._train, args=(rank,)) for rank in range(world_size)
@@ -39,7 +40,12 @@ class Ranks:
                 thread.join()
 
     def _train(self, rank: int) -> None:
-        watch_end(self.ends.append, rank=rank, outcomes=self.outcomes)
+        watch_end(
+            self.ends.append,
+            rank=rank,
+            outcomes=self.outcomes,
+            on_own_end=lambda: self.own_ends.append(rank),
+        )
         self._returns[rank].wait()
 
 
@@ -103,3 +109,20 @@ def test_a_failure_of_another_rank_reaches_rank_0_while_it_trains(start, errors)
     assert failure is not None
     assert (failure.cause, failure.rank) == ("job", 1)
     assert "ValueError: boom" in failure.message
+
+
+def test_rank_0_tells_that_it_has_ended_before_it_waits_for_the_cause(
+    start, errors, monkeypatch
+) -> None:
+    monkeypatch.setattr(failures, "PEER_FAILURE_WAIT_S", 60.0)
+    ranks = start(2)
+    errors += [
+        RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
+        ValueError("boom"),
+    ]
+    ranks.end(0)
+    until(lambda: ranks.own_ends)
+    assert (ranks.own_ends, ranks.ends) == ([0], [])
+    ranks.end(1)
+    until(lambda: ranks.ends)
+    assert ranks.own_ends == [0]

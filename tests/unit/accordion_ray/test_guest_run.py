@@ -341,6 +341,26 @@ def test_a_worker_group_tells_that_the_one_before_was_lost_unless_that_told_itse
     second.run.close()
 
 
+def test_the_newest_step_is_saved_when_rank_0_has_ended(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_run, "REFRESH_S", 60.0)
+    trained = Trained(cluster, tmp_path)
+    trained.steps(3)
+    trained.run.keep_newest_step()
+    assert trained.saved[-1].step == 3
+    until(lambda: trained.cluster.call("progress", "a"))
+    assert trained.cluster.call("progress", "a").step == 3
+    trained.run.close()
+
+
+def test_a_failure_tells_at_which_step_it_happened(trained: Trained) -> None:
+    trained.steps(3)
+    trained.run.record_end(FAILURE)
+    [told] = trained.recorded(FailureRecord)
+    assert (told.epoch, told.step) == (0, 3)
+
+
 def test_a_group_that_ray_train_enlarged_was_resized_and_not_lost() -> None:
     smaller = GuestState(world_size=1, step=7, stepped_at=60.0)
     change = build_change_record(smaller, world_size=2)

@@ -374,6 +374,13 @@ def test_on_gpus_exchanging_is_part_of_computing():
     assert answer.step_s == pytest.approx(sum(EVEN.values()) - EVEN["communicate"] + 0.5)
 
 
+def test_what_else_a_script_does_is_said_to_count_as_computing():
+    own = "this includes what else the script does in a step"
+    for more in ({"is_guest": True}, {"settings": JobSettings(has_script=True)}):
+        assert own in found(EVEN, **more).sentence
+    assert own not in found(EVEN).sentence
+
+
 TIMES = st.floats(0.0, 100.0)
 
 

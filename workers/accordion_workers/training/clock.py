@@ -58,6 +58,8 @@ class Phases:
     """Seconds by phase since the job began."""
     _lap: _Mark | None = None
     _is_loading: bool = False
+    _is_loader_known: bool = False
+    """Whether waits for the loader are counted, so that nothing else is `load`."""
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -69,12 +71,31 @@ class Phases:
             self._count_since(mark, phase)
 
     def start_step(self) -> None:
-        """Start a lap that is `load` until `end_load` is called."""
+        """Start a lap; until the loader is known, it is `load` until `end_load` is called."""
         self._lap, self._is_loading = self._mark(), True
 
+    @contextmanager
+    def wait_for_loader(self) -> Iterator[None]:
+        """Count the time inside the block as `load`; outside of such blocks, nothing is `load` from
+        now on.
+        """
+        self._is_loader_known = True
+        with self("load"):
+            yield
+
+    def start_load(self) -> None:
+        """Count the time since the step started as `compute`, and that until `end_load` as `load`,
+        unless the loader is known.
+        """
+        if not self._is_loader_known and self._is_loading:
+            self.count_lap("compute")
+            self.start_step()
+
     def end_load(self) -> None:
-        """Count the time since the step started as `load`; later calls in a step do nothing."""
-        if self._is_loading:
+        """Count the time since the step, or loading, started as `load`, unless the loader is known;
+        later calls in a step do nothing.
+        """
+        if self._is_loading and not self._is_loader_known:
             self.count_lap("load")
 
     def count_lap(self, phase: str) -> None:

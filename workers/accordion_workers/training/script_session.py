@@ -367,8 +367,7 @@ class ScriptSession:
             return
         announced, self._announced = self._announced, None
         with self._service_errors():
-            outcome = follow_signals(self.state, announced)
-            if outcome is not None:
+            if (outcome := follow_signals(self.state, announced)) is not None:
                 self.state.context.link.flush(FLUSH_TIMEOUT_S)
                 self._leave(outcome)
 
@@ -378,6 +377,7 @@ class ScriptSession:
         if self._thread in {0, threading.get_ident()}:
             self.follow_last_step()
             self._has_read_on = self._has_backward
+            self.state.phases.start_load()
         if is_first and self._generators is not None:
             # Since attach() the script has drawn from them, as a DataLoader does when it starts.
             restore_generators(self._generators, self.device)

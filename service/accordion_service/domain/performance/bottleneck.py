@@ -243,9 +243,18 @@ def _describe(found: Bottleneck, profile: StepProfile) -> str:
             others_s = _median_of_others(profile.compute_s_by_rank, found.rank)
             text += f"; worker {found.rank} computes for {format_s(own_s)},"
             text += f" the others for {format_s(others_s)}"
-        case Cause.COMPUTE if not profile.times_exchanges:
-            text += "; on GPUs this includes exchanging gradients"
+        case Cause.COMPUTE:
+            text += _name_included(profile)
     return f"{text}."
+
+
+def _name_included(profile: StepProfile) -> str:
+    """Return what is counted as computing, too."""
+    has_script = profile.is_guest or profile.settings.has_script
+    text = "; this includes what else the script does in a step" if has_script else ""
+    return (
+        text if profile.times_exchanges else f"{text}; on GPUs this includes exchanging gradients"
+    )
 
 
 def _slow_workers(profile: StepProfile) -> str:

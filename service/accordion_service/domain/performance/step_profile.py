@@ -44,6 +44,8 @@ class JobSettings:
     """
     is_plan_measured: bool = True
     """Whether `compression.buckets_per_exchange` is `auto`, without which no cost is measured."""
+    has_script: bool = False
+    """Whether a script of the user's own trains, which may do more than compute."""
     is_balanced: bool = True
     """Whether faster workers take more micro-batches; this needs more micro-batches than workers.
     """

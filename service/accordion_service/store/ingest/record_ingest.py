@@ -28,6 +28,7 @@ from accordion_service.domain.performance.elasticity import (
 )
 from accordion_service.store.engine.events import append_event, load_newest_times
 from accordion_service.store.engine.upserts import Upserts
+from accordion_service.store.ingest import guest_losses
 from accordion_service.store.tables.models import (
     AttemptRow,
     CheckpointRow,
@@ -156,6 +157,7 @@ class _Intake:
     def __init__(self, session: Session, job: JobRow, upserts: Upserts) -> None:
         self._session = session
         self._job = job
+        self._progress_before = stored_progress(job)
         self._upserts = upserts
         self._takers: dict[type[Any], Callable[[Record, Any], None]] = {
             PackagesRecord: self._take_packages,
@@ -244,6 +246,7 @@ class _Intake:
             self._job.storage = {**started.storage.model_dump(mode="json"), "seen_at": record.time}
         if self._job.kind == Kind.JOB:
             self._job.ray_run = _ray_run(self._job, record.attempt, started)
+        started = guest_losses.count_loss(started, self._find_last_step(), now=record.time)
         self._delete_repeated_work(record, started)
         cause = self._find_announced_cause(record)
         self._job.tally = _add_change(stored_elasticity(self._job), started, cause)
@@ -260,6 +263,11 @@ class _Intake:
         self._update_overrides(
             lambda status: transitions.restart(status, started.epoch, started.step), record.time
         )
+
+    def _find_last_step(self) -> guest_losses.ReportedStep | None:
+        self._upserts.write()
+        progresses = [self._progress_before, stored_progress(self._job)]
+        return guest_losses.find_last_step(self._session, self._job, progresses)
 
     def _find_announced_cause(self, record: Record) -> str:
         """The cause of the attempt's newest resize or failure."""
@@ -303,7 +311,7 @@ class _Intake:
         if epoch.metrics:
             self._job.metrics = dict(epoch.metrics)
         progress = stored_progress(self._job)
-        if progress is not None and progress["step"] <= epoch.step:
+        if progress is not None and _is_before(progress, record, step=epoch.step):
             at_end = {
                 "epoch": epoch.epoch + 1,
                 "step": epoch.step,
@@ -360,6 +368,7 @@ class _Intake:
 
     def _take_resize(self, record: Record, resize: ResizeRecord) -> None:
         data = resize.model_dump(mode="json", exclude={"kind"})
+        data["step"] = guest_losses.count_steps(resize.step, self._find_last_step())
         data = {"what": "resizing", **data, "world_size": self._job.world_size}
         self._append_event(record, "workers", data)
         if record.attempt == self._job.attempt and self._job.status in {
@@ -374,6 +383,7 @@ class _Intake:
         # failed.
         self._job.failures += not failure.is_storage
         data = failure.model_dump(mode="json", exclude={"kind"})
+        data["step"] = guest_losses.count_steps(failure.step, self._find_last_step())
         self._append_event(record, "workers", {"what": "failed", **data, "world_size": 0})
         record_node_failures(self._session, self._job, record=record, failure=failure)
         if record.attempt != self._job.attempt:
@@ -428,6 +438,12 @@ def _has_room(payload: Payload) -> bool:
 
 def _group(progress: Progress) -> tuple[int, int]:
     return (progress.attempt, progress.generation)
+
+
+def _is_before(progress: dict[str, Any], record: Record, *, step: int) -> bool:
+    # A newer group may train this step again.
+    is_newer = (progress["attempt"], progress["generation"]) > (record.attempt, record.generation)
+    return not is_newer and progress["step"] <= step
 
 
 def _cursor_position(job: JobRow) -> tuple[int, int, int]:
