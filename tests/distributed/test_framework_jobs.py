@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,10 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from accordion.base.messages import Override
 from accordion_workers import session
 from accordion_workers.common.errors import TaskRaised
-from accordion_workers.records.contract import DesiredState
 from tests.distributed.code_jobs import (
     context,
     launch,
@@ -24,155 +21,22 @@ from tests.distributed.code_jobs import (
     process_of_its_own,
     run_own_script,
 )
+from tests.distributed.framework_loops import (
+    LIGHTNING,
+    LOOPS,
+    OWN,
+    STEPS,
+    TRAINER,
+    changed,
+    end_of,
+    run_job,
+    stop_in,
+    training_of,
+)
 from tests.distributed.loop_jobs import RecordingLink
 from tests.distributed.test_own_code import order_of
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/jobs/frameworks"
-DATA = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
-from accordion_workers import session
-
-class Rows(torch.utils.data.Dataset):
-    inputs = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
-    def __len__(self):
-        return len(self.inputs)
-    def __getitem__(self, row):
-        return {"inputs": self.inputs[row], "labels": self.inputs[row].tanh()}
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 8))
-    def forward(self, inputs, labels=None):
-        outputs = self.layers(inputs)
-        loss = None if labels is None else nn.functional.mse_loss(outputs, labels)
-        return {"loss": loss, "outputs": outputs}
-
-def tell_end(model, *more):
-    print("end", float(sum(one.double().sum() for one in model.parameters())), *more)
-"""
-OWN = (
-    DATA
-    + """
-from torch.nn.parallel import DistributedDataParallel
-loader = DataLoader(Rows(), batch_sampler=session.batches(100))
-model = DistributedDataParallel(Net())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)
-session.attach(model, optimizer, scheduler=scheduler)
-for epoch in session.epochs(99):
-    for batch in loader:
-        BODY
-        session.backward(model(**batch)["loss"])
-        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        session.step()
-        scheduler.step()
-        optimizer.zero_grad()
-tell_end(model)
-"""
-)
-ACCELERATE = (
-    DATA
-    + """
-from accelerate import Accelerator
-from accordion_workers.frameworks.accelerate import attach_accelerator
-accelerator = Accelerator(cpu=True)
-loader = DataLoader(Rows(), batch_sampler=session.batches(100))
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)
-model, optimizer = accelerator.prepare(model, optimizer)
-attach_accelerator(accelerator, model, optimizer, scheduler=scheduler)
-for epoch in session.epochs(99):
-    for batch in loader:
-        BODY
-        optimizer.zero_grad()
-        accelerator.backward(model(**batch)["loss"])
-        accelerator.clip_grad_norm_(model.parameters(), 0.05)
-        optimizer.step()
-        scheduler.step()
-tell_end(model)
-"""
-)
-TRAINER = (
-    DATA
-    + """
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from accordion_workers.frameworks.transformers import train
-class Body(TrainerCallback):
-    def on_step_begin(self, *_, **__):
-        BODY
-arguments = TrainingArguments(
-    output_dir="out", optim="sgd", learning_rate=0.1, lr_scheduler_type="linear",
-    max_grad_norm=0.05, report_to="none", disable_tqdm=True, use_cpu=True, MORE
-)
-trainer = Trainer(model=Net(), args=arguments, train_dataset=Rows(), eval_dataset=Rows())
-trainer.add_callback(Body())
-train(trainer)
-tell_end(trainer.model)
-"""
-)
-LIGHTNING = (
-    DATA
-    + """
-import pytorch_lightning as lightning
-from accordion_workers.frameworks.lightning import fit, trainer_options
-class Module(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = Net()
-    def training_step(self, batch, number):
-        BODY
-        return self.net(**batch)["loss"]
-    def validation_step(self, batch, number):
-        self.log("held_out", self.net(**batch)["loss"], sync_dist=True)
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=12)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-trainer = lightning.Trainer(
-    max_epochs=99, gradient_clip_val=0.05, logger=False, enable_progress_bar=False,
-    enable_model_summary=False, num_sanity_val_steps=0, MORE **trainer_options(),
-)
-module = Module()
-fit(trainer, module, DataLoader(Rows(), batch_sampler=session.batches(100)), DataLoader(Rows()))
-tell_end(module)
-"""
-)
-LOOPS = {"accelerate": ACCELERATE, "transformers": TRAINER, "lightning": LIGHTNING}
-STEPS = "session.state.session.steps"
-
-
-def stop_in(step: int, signal: str) -> str:
-    return (
-        "from accordion.compress.step_signals import Signal\n"
-        f"        if {STEPS} == {step}: session.state.session.request(Signal.{signal})"
-    )
-
-
-def run_job(
-    run_group: Any,
-    folder: Path,
-    source: str,
-    *,
-    body: str = "pass",
-    more: str = "",
-    workers: int = 2,
-    generation: int = 1,
-    **changes: Any,
-) -> Any:
-    """Result of rank 0 of a group."""
-    text = source.replace("BODY", body).replace("MORE", more)
-    order = order_of(folder, {"train.py": text}, **changes)
-    return run_group(workers, run_own_script, order, None, generation)[0]
-
-
-def end_of(*args: Any, **kwargs: Any) -> tuple[str, str]:
-    result = run_job(*args, **kwargs)
-    return result.outcome, result.said.partition("end ")[2]
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +48,6 @@ def undisturbed(run_group: Any, tmp_path_factory: Any) -> Any:
         return end_of(run_group, tmp_path_factory.mktemp("whole"), source, body=body, more=more)
 
     return end
-
-
-def training_of(micro_batch: int) -> dict[str, int]:
-    return {"epochs": 3, "global_batch": 32, "micro_batch": micro_batch}
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -385,13 +245,6 @@ PLATEAU = [
 ]
 
 
-def changed(source: str, *changes: tuple[str, str]) -> str:
-    for old, new in changes:
-        assert source.count(old) == 1
-        source = source.replace(old, new)
-    return source
-
-
 def test_a_schedule_that_follows_an_evaluation_goes_on_where_it_was(
     run_group: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
@@ -443,101 +296,6 @@ def test_a_trainer_that_makes_its_model_or_loss_trains_the_same(
 def test_a_module_may_ask_for_the_number_of_steps(undisturbed: Any) -> None:
     asking = ("total_iters=12", "total_iters=self.trainer.estimated_stepping_batches")
     assert undisturbed(changed(LIGHTNING, asking)) == undisturbed(LIGHTNING)
-
-
-PATIENT = {
-    "transformers": (
-        "trainer.add_callback(Body())",
-        "trainer.add_callback(Body())\nfrom transformers import EarlyStoppingCallback\n"
-        "trainer.add_callback(EarlyStoppingCallback(2, 9.0))",
-        "eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True,"
-        " restore_callback_states_from_checkpoint=True",
-    ),
-    "lightning": (
-        "max_epochs=99, ",
-        "max_epochs=99, callbacks=[lightning.callbacks.EarlyStopping('held_out', 9.0, 2)], ",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("loop", PATIENT)
-def test_a_stop_does_not_renew_the_patience_of_a_callback(
-    run_group: Any, tmp_path: Path, loop: str
-) -> None:
-    old, new, more = PATIENT[loop]
-    source, training = changed(LOOPS[loop], (old, new)), {"epochs": 6, "global_batch": 32}
-    run_job(run_group, tmp_path, source, more=more, training=training, body=stop_in(9, "SAVE_STOP"))
-    again = run_job(run_group, tmp_path, source, more=more, training=training, generation=2)
-    assert [record.epoch for record in again.link.of("epoch")] == [2]
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_an_override_sets_the_rate_of_a_loop(run_group: Any, tmp_path: Path, loop: str) -> None:
-    nothing = Override(id="o1", number=1, target="lr", level=1e-30)
-    link = RecordingLink(orders=DesiredState(version=1, overrides=(nothing,)))
-    parameters = "sum(one.double().sum() for one in session.state.model.parameters())"
-    source = LOOPS[loop].replace("BODY", f"print('at', float({parameters}))").replace("MORE", "")
-    result = run_group(2, run_own_script, order_of(tmp_path, {"train.py": source}), link)[0]
-    first, second, *others = [line for line in result.said.splitlines() if line.startswith("at")]
-    # What all workers are told in the first step holds from the second one on.
-    assert first != second
-    assert set(others) == {second}
-    assert [record.lr for record in result.link.of("epoch")] == [1e-30] * 3
-
-
-# The loss only falls, so the model of the first epoch is the best.
-BEST_IS_FIRST = (
-    "eval_strategy='epoch', save_strategy='epoch', load_best_model_at_end=True,"
-    " metric_for_best_model='loss', greater_is_better=True"
-)
-
-
-@pytest.mark.parametrize("place", ["out", "FOLDER/out"])
-def test_a_trainer_ends_with_the_best_model_from_before_a_stop(
-    run_group: Any, tmp_path: Path, place: str
-) -> None:
-    def run(folder: Path, *, generation: int = 1, body: str = "pass") -> tuple[str, str]:
-        output = place.replace("FOLDER", str(folder))
-        source = changed(TRAINER, ('output_dir="out"', f'output_dir="{output}"'))
-        more = {"more": BEST_IS_FIRST, "generation": generation}
-        return end_of(run_group, folder, source, body=body, **more)
-
-    for folder in ("whole", "stopped"):
-        (tmp_path / folder).mkdir()
-    assert run(tmp_path / "stopped", body=stop_in(9, "SAVE_STOP")) == ("stopped", "")
-    again = run(tmp_path / "stopped", generation=2)
-    assert again == run(tmp_path / "whole")
-
-
-def test_a_best_model_that_is_gone_is_told(run_group: Any, tmp_path: Path) -> None:
-    given = {"more": BEST_IS_FIRST}
-    run_job(run_group, tmp_path, TRAINER, body=stop_in(9, "SAVE_STOP"), **given)
-    shutil.rmtree(tmp_path / "storage/trainer")
-    again = run_job(run_group, tmp_path, TRAINER, generation=2, **given)
-    [told] = [line for line in again.link.lines if "best model" in line]
-    assert "trainer/out/checkpoint-4, which this worker does not have" in told
-    assert again.outcome == "completed"
-
-
-def test_a_trainer_counts_its_epochs_as_if_it_had_not_stopped(
-    run_group: Any, tmp_path: Path
-) -> None:
-    telling = "def on_step_end(self, _, state, *__, **___): print('at', round(state.epoch, 4))"
-    source = changed(TRAINER, ("    def on_step_begin", f"    {telling}\n    def on_step_begin"))
-    (whole_folder := tmp_path / "whole").mkdir()
-    whole, stopped = [
-        [line for result in runs for line in result.said.splitlines() if line.startswith("at")]
-        for runs in (
-            [run_job(run_group, whole_folder, source)],
-            [
-                run_job(run_group, tmp_path, source, body=stop_in(6, "SAVE_STOP")),
-                run_job(run_group, tmp_path, source, generation=2),
-            ],
-        )
-    ]
-    assert stopped == whole
-    assert len(whole) == 12
 
 
 def devices_of(rank: int, order: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from accordion_service.domain.performance.bottleneck import find_bottleneck
 from accordion_service.domain.performance.step_profile import Cause, StepProfile
-from tests.distributed.test_framework_jobs import ACCELERATE, LIGHTNING, OWN, TRAINER, run_job
+from tests.distributed.framework_loops import ACCELERATE, LIGHTNING, OWN, TRAINER, run_job
 
 SAMPLE_S = 0.005
 """Seconds that a sample of a slow loader takes; a step without it takes a few milliseconds."""

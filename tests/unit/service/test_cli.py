@@ -18,7 +18,6 @@ from accordion_client import Client
 from accordion_client.commands.demo import packaged_spec
 from accordion_client.commands.spec_file import parse_spec, set_value
 from accordion_service.errors import SettingsError
-from accordion_service.schemas.format import format_metrics
 from accordion_workers.records.contract import JobSpec
 from tests.api.conftest import Live
 from tests.programs import run_program
@@ -189,25 +188,6 @@ def test_a_metric_is_shown_by_its_own_name(accordion: Accordion, spec: Path) -> 
     assert all("perplexity 53.07" in text for text in (said, listed, shown))
     assert "PERPLEXITY" in shown
     assert "accuracy" not in (said + listed + shown).lower()
-
-
-@pytest.mark.parametrize(
-    ("metrics", "newest"),
-    [
-        ({}, "-"),
-        ({"loss": 2.0}, "-"),
-        ({"loss": 2.0, "accuracy": 0.974}, "accuracy 97.4 %"),
-        ({"top5": 0.5, "accuracy": 0.25}, "accuracy 25.0 %, top5 0.5"),
-        ({"bleu": 3.0, "top5_accuracy": 0.5}, "top5_accuracy 50.0 %, bleu 3"),
-        ({"accuracy": 87.3}, "accuracy 87.3"),  # a script's own percent
-        ({"perplexity": 4.21}, "perplexity 4.21"),
-        ({"loss": 2.0, "bleu": 31.04, "wer": 0.125}, "bleu 31.04, wer 0.125"),
-    ],
-)
-def test_whatever_a_task_measures_has_its_name_and_only_an_accuracy_is_a_share(
-    metrics: dict[str, float], newest: str
-) -> None:
-    assert format_metrics(metrics) == newest
 
 
 def test_logs_of_a_job_that_wrote_nothing_say_why(accordion: Accordion, spec: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from accordion_client.commands.cli_support import create_console
 from accordion_service.schemas.format import (
+    format_metrics,
     format_milliseconds,
     format_rounded,
     format_savings,
@@ -73,3 +74,22 @@ def test_a_text_with_the_name_of_an_emoji_is_printed_as_it_is(
 ) -> None:
     create_console().print("stopped :warning: at [10:100:3]")
     assert capsys.readouterr().out == "stopped :warning: at [10:100:3]\n"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "newest"),
+    [
+        ({}, "-"),
+        ({"loss": 2.0}, "-"),
+        ({"loss": 2.0, "accuracy": 0.974}, "accuracy 97.4 %"),
+        ({"top5": 0.5, "accuracy": 0.25}, "accuracy 25.0 %, top5 0.5"),
+        ({"bleu": 3.0, "top5_accuracy": 0.5}, "top5_accuracy 50.0 %, bleu 3"),
+        ({"accuracy": 87.3}, "accuracy 87.3"),  # a script's own percent
+        ({"perplexity": 4.21}, "perplexity 4.21"),
+        ({"loss": 2.0, "bleu": 31.04, "wer": 0.125}, "bleu 31.04, wer 0.125"),
+    ],
+)
+def test_whatever_a_task_measures_has_its_name_and_only_an_accuracy_is_a_share(
+    metrics: dict[str, float], newest: str
+) -> None:
+    assert format_metrics(metrics) == newest
