@@ -41,7 +41,7 @@ class CountedModel:
             )
             for name, one in trained.items()
         }
-        self._device = next(iter(trained.values())).device
+        self._device = next((one.device for one in trained.values()), torch.device("cpu"))
         self.window_bytes = count_window(self.layers, world_size=world_size)
         """Bytes with which workers average the sums of a window."""
         self._world_size = world_size
