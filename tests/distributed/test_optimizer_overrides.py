@@ -170,10 +170,18 @@ print("end", [group["lr"] for group in optimizer.param_groups])
 """
 
 
-def script_rates(run_group: Any, tmp_path: Any, *overrides: Override) -> tuple[Result, list[str]]:
+TWO = """optimizers = [torch.optim.SGD([group], lr=0.1) for group in groups]
+optimizer = optimizers[0]
+"""
+"""Makes an optimizer of each group of `SCHEDULED`; only the first one has the schedule."""
+
+
+def script_rates(
+    run_group: Any, tmp_path: Any, *overrides: Override, script: str = SCHEDULED
+) -> tuple[Result, list[str]]:
     """What rank 0 of a script of 4 epochs says of the rates with which its parameters moved."""
     training = {"epochs": 4, "global_batch": 32, "micro_batch": 16}
-    order = order_of(tmp_path, {"train.py": SCHEDULED}, training=training)
+    order = order_of(tmp_path, {"train.py": script}, training=training)
     link = RecordingLink(
         orders=DesiredState(version=1, overrides=overrides), order_after=("epoch", 0)
     )
@@ -197,3 +205,14 @@ def test_a_value_is_the_rate_of_all_groups_of_a_script(run_group, tmp_path):
     result, said = script_rates(run_group, tmp_path, by_hand("lr", 0.02))
     assert said[3:8:2] == [f"rates {epoch} [0.02, 0.02]" for epoch in (1, 2, 3)]
     assert rates(result) == [0.1, 0.02, 0.02, 0.02]
+
+
+def test_an_override_sets_the_rates_of_all_optimizers_of_a_script(run_group, tmp_path):
+    two = SCHEDULED.replace("optimizer = torch.optim.SGD(groups, lr=0.1)\n", TWO)
+    two = two.replace("attach(model, optimizer,", "attach(model, optimizers,")
+    two = two.replace("zero_grad", "zero_grad(), optimizers[1].zero_grad")
+    half = by_hand("lr", {"factor": 0.5}, until=3)
+    result, said = script_rates(run_group, tmp_path, half, script=two)
+    expected = [[0.1, 0.01], [0.05, 0.005], [0.025, 0.005], [0.05, 0.01]]
+    assert said[1:8:2] == [f"rates {epoch} {rates}" for epoch, rates in enumerate(expected)]
+    assert rates(result) == [0.1, 0.05, 0.025, 0.05]

@@ -39,6 +39,8 @@ class OptimizerWithExtras:
 
     optimizer: Optimizer
     others: Mapping[str, Stateful]
+    more: tuple[Optimizer, ...] = ()
+    """Those of `others` that are optimizers of the model."""
 
     @classmethod
     def of(cls, optimizers: Optimizers, kept: Mapping[str, Stateful]) -> Optimizer:
@@ -55,14 +57,14 @@ class OptimizerWithExtras:
                     f"session.attach({name}=...) got a {type(other).__name__}, which has no"
                     " state_dict() and load_state_dict(); give an object that has both"
                 )
-        whole = cls(first, {**named, **kept})
+        whole = cls(first, {**named, **kept}, tuple(others))
         whole.state_dict()
         return cast("Optimizer", whole)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of the optimizer."""
-        return self.optimizer.param_groups
+        """Parameter groups of all optimizers of the model, those of the first one first."""
+        return [group for one in (self.optimizer, *self.more) for group in one.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the optimizer and of the other objects.
