@@ -216,3 +216,14 @@ def test_an_override_sets_the_rates_of_all_optimizers_of_a_script(run_group, tmp
     expected = [[0.1, 0.01], [0.05, 0.005], [0.025, 0.005], [0.05, 0.01]]
     assert said[1:8:2] == [f"rates {epoch} {rates}" for epoch, rates in enumerate(expected)]
     assert rates(result) == [0.1, 0.05, 0.025, 0.05]
+
+
+def test_an_optimizer_that_chooses_its_rate_trains_under_an_override(run_group, tmp_path):
+    chosen = SCHEDULED.replace("torch.optim.SGD(groups, lr=0.1)", "Adafactor(model.parameters())")
+    plain = chosen.replace(", scheduler=scheduler", "").replace("    scheduler.step()", "")
+    lines = [one for one in plain.splitlines() if "StepLR" not in one]
+    script = "\n".join(["from transformers import Adafactor", *lines])
+    half = by_hand("lr", {"factor": 0.5})
+    result, said = script_rates(run_group, tmp_path, half, script=script)
+    assert said[-1] == "end [None]"
+    assert rates(result) == [0.0] * 4

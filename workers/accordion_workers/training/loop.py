@@ -205,7 +205,7 @@ def close_epoch(state: TrainState) -> bool:
     """
     epoch = state.position.epoch
     rates = EpochRates(
-        last_step=float(state.optimizer.param_groups[0]["lr"]),
+        last_step=state.rate,
         epoch=state.rate_in_force(state.schedule.epoch_rate(epoch), state.held),
         next_epoch=state.rate_in_force(state.schedule.epoch_rate(epoch + 1), state.held_next),
     )

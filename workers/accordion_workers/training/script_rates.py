@@ -15,14 +15,16 @@ from accordion_workers.training.train_state import TrainState
 def override_rates(state: TrainState) -> Iterator[float]:
     """Give the optimizer, for a step, the rates that an override makes of the script's, and yield
     that of the first group. Then the script has its own again, from which its schedule goes on.
+    Groups without a rate, as those of an Adafactor that chooses its steps, are left alone.
     """
-    held, groups = state.held, state.optimizer.param_groups
+    held = state.held
+    groups = [one for one in state.optimizer.param_groups if one.get("lr") is not None]
     own = [group["lr"] for group in groups]
     if held:
         for group, rate in zip(groups, own, strict=True):
             group["lr"] = _like(rate, state.rate_in_force(float(rate), held))
     try:
-        yield float(groups[0]["lr"])
+        yield state.rate
     finally:
         if held:
             for group, rate in zip(groups, own, strict=True):

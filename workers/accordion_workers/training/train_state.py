@@ -196,6 +196,13 @@ class TrainState:
         return self.session.steps + here + later * self.steps_per_epoch
 
     @property
+    def rate(self) -> float:
+        """Learning rate of the optimizer's first group; 0 if it has none, as an Adafactor that
+        chooses its steps.
+        """
+        return float(self.optimizer.param_groups[0].get("lr") or 0.0)
+
+    @property
     def held(self) -> Mapping[str, float]:
         """What overrides set of the optimizer, as in `Decision.optimizer`."""
         return self.session.decision.optimizer
