@@ -156,10 +156,13 @@ def _ask_service(
     found: dict[str, str] = {}
     with suppress(Exception):
         from accordion_client import RetryBudget
+        from accordion_client.commands.profile_option import ask_chosen
         from accordion_client.machine import connection
         from accordion_service.settings.settings import load_settings
 
-        client = connection.connect(ctx.params.get("url") or "", retries=RetryBudget(attempts=1))
+        with ask_chosen(ctx):
+            url = ctx.params.get("url") or ""
+            client = connection.connect(url, retries=RetryBudget(attempts=1))
         # A timeout of the client would limit each piece of a response, and not the whole.
         thread = Thread(target=_collect_words, args=(client, read, found), daemon=True)
         thread.start()

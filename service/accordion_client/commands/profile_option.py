@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any
 
@@ -26,16 +28,28 @@ def _list_names(incomplete: str) -> list[str]:
 
 def _choose(context: typer.Context, name: str) -> None:
     """Let the command ask the service of this profile."""
-    if not name or context.resilient_parsing:
+    if not name:
+        return
+    context.meta[_CHOSEN] = name
+    if context.resilient_parsing:  # the shell asks for completions
         return
     if os.environ.get("ACCORDION_URL"):
         raise typer.BadParameter(
             f"ACCORDION_URL names a service too ({os.environ['ACCORDION_URL']}); unset it, or leave"
             " --profile out"
         )
+    context.with_resource(ask_chosen(context))
+
+
+@contextmanager
+def ask_chosen(context: typer.Context) -> Iterator[None]:
+    """Ask, inside the block, the service of the profile that the command line chooses, if any."""
     before = os.environ.get("ACCORDION_PROFILE", "")  # empty as if it were not set
-    context.call_on_close(lambda: os.environ.update(ACCORDION_PROFILE=before))
-    os.environ["ACCORDION_PROFILE"] = context.meta[_CHOSEN] = name
+    os.environ["ACCORDION_PROFILE"] = context.meta.get(_CHOSEN, before)
+    try:
+        yield
+    finally:
+        os.environ["ACCORDION_PROFILE"] = before
 
 
 def check_profile(context: typer.Context) -> None:
@@ -73,4 +87,4 @@ def profile_option() -> Any:
     return option
 
 
-__all__ = ["ProfileOption", "check_profile", "profile_option"]
+__all__ = ["ProfileOption", "ask_chosen", "check_profile", "profile_option"]

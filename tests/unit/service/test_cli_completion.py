@@ -131,6 +131,18 @@ def test_a_word_is_completed(
     assert sorted(said.out.split()) == sorted(word.format_map(known) for word in words)
 
 
+@pytest.mark.parametrize("line", ["--profile lab show dig", "show --profile lab dig"])
+def test_jobs_of_the_chosen_profile_are_completed(
+    service: Live, known: dict[str, str], tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "accordion").mkdir()
+    text = f'[profiles.lab]\nurl = "{service.url}"\n'
+    (tmp_path / "accordion/config.toml").write_text(text)
+    places = {"XDG_CONFIG_HOME": str(tmp_path), "ACCORDION_HOME": str(tmp_path / "home")}
+    words = run(**protocol(f"accordion {line}"), **places, **PATIENT).split()
+    assert words == ["digits-long", "digits-short"]
+
+
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize(
     ("shell", "offered"),
