@@ -227,3 +227,14 @@ def test_an_optimizer_that_chooses_its_rate_trains_under_an_override(run_group, 
     result, said = script_rates(run_group, tmp_path, half, script=script)
     assert said[-1] == "end [None]"
     assert rates(result) == [0.0] * 4
+
+
+def test_an_epoch_that_ends_after_a_stop_has_the_rate_of_its_steps(run_group, tmp_path):
+    training = {"epochs": 4, "global_batch": 32, "micro_batch": 16}
+    rounds = {"compression": {"method": "half"}, "local_steps": {"low": 2}}  # one for each epoch
+    order = order_of(tmp_path, {"train.py": SCHEDULED}, training=training, **rounds)
+    half = by_hand("lr", {"factor": 0.5}, until=3)
+    link = StoppingLink(orders=DesiredState(version=1, overrides=(half,)))
+    assert run_group(2, run_own_script, order, link)[0].outcome == "stopped"
+    resumed = run_group(2, run_own_script, order, None, 2)[0]
+    assert rates(resumed) == [0.025, 0.05]

@@ -400,8 +400,8 @@ class ScriptSession:
         self._leave_if_trained()
         checks.check_epoch_trained(state)
         self._generators = None
-        rate = state.rate_in_force(state.rate, state.held_next)
-        last_step = rate if self._rate is None else self._rate
+        now, rate = (state.rate_in_force(state.rate, of) for of in (state.held, state.held_next))
+        last_step = now if self._rate is None else self._rate
         totals = {name: float(value) for name, value in metrics.items()}
         sums = MetricSums(totals=totals, samples=1 if totals else 0)
         state.phases.count_lap("evaluate")
