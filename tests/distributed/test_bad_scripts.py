@@ -13,7 +13,7 @@ import pytest
 from accordion_workers.controller.failure_causes import find_cause
 from accordion_workers.records.contract import FailureRecord
 from tests.distributed.code_jobs import how_it_ended
-from tests.distributed.test_own_code import order_of, script
+from tests.distributed.test_own_code import order_of, raised_by, script
 
 
 def failure(run_group: Any, folder: Path, body: str) -> FailureRecord:
@@ -108,3 +108,12 @@ def test_a_rank_that_destroys_the_process_group_is_told_with_the_line(run_group,
     # training notices at its next call that needs the group.
     told = r"in step \d \(epoch 0\): the process group was destroyed at train\.py:\d+"
     assert re.search(told, found.message)
+
+
+def test_an_error_of_several_lines_is_told_in_one(run_group, tmp_path):
+    lines = "raise ValueError('both must match, but found:\\n- a: 1\\n\\n- b: ' + 400 * 'x')"
+    error = raised_by(run_group, order_of(tmp_path, {"train.py": lines}))
+    told = "ValueError: both must match, but found: - a: 1 - b: xx"
+    assert error.error.startswith(told)
+    assert error.error.endswith("xx... (train.py:1)")
+    assert "\n" not in error.error

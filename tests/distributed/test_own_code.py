@@ -316,15 +316,6 @@ def test_a_script_that_cannot_begin_is_told_why(run_group, tmp_path, sources, se
     assert (type(error), error.step) == (TaskRaised, None)  # code may be missing, and come back
 
 
-def test_an_error_of_several_lines_is_told_in_one(run_group, tmp_path):
-    lines = "raise ValueError('both must match, but found:\\n- a: 1\\n\\n- b: ' + 400 * 'x')"
-    error = raised_by(run_group, order_of(tmp_path, {"train.py": lines}))
-    told = "ValueError: both must match, but found: - a: 1 - b: xx"
-    assert error.error.startswith(told)
-    assert error.error.endswith("xx... (train.py:1)")
-    assert "\n" not in error.error
-
-
 @pytest.mark.parametrize(
     ("sources", "told"),
     [

@@ -28,6 +28,7 @@ from tests.distributed import small
 
 def _override_everywhere(rank):
     _, session = small.start("powersgd")
+    dist.barrier()  # what ends at once would close what the other one still connects to
     try:
         session.override([Override(id="mine", level="high")])
     except OverrideError as error:

@@ -43,9 +43,9 @@ def test_a_user_submits_with_a_token_and_is_named(
     assert "added ada as editor" in team("user", "add", "ada").out
     token = team("token", "new", "--user", "ada", "--label", "laptop").out.strip()
     monkeypatch.setenv("ACCORDION_TOKEN", token)
-    who, place, *allowed = team("whoami").out.split(maxsplit=3)
-    assert (who, place, allowed[0].startswith("http://")) == ("ada", "at", True)
-    assert allowed[1].startswith("(override, read, submit, tokens, until 20")
+    user, _, place, allowed = team("whoami").out.split(maxsplit=3)
+    assert (user, place.startswith("http://")) == ("ada", True)
+    assert allowed.startswith("(override, read, submit, tokens, until 20")
     job = team("submit", spec, "--json").json()
     assert job["owner"] == "ada"
     refused = team("user", "list")

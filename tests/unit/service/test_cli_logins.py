@@ -48,7 +48,9 @@ def test_a_command_line_logs_in_through_the_provider(
     said = ours("login")
     assert said.code == 0, said.err
     assert said.out.startswith(f"logged in to {guarded.url} as ada until 20")
-    assert ours("whoami").out.startswith("ada (override, read, submit, tokens, until 20")
+    user, place, _, allowed = ours("whoami").out.split(maxsplit=3)
+    assert (user, place) == ("ada", "at")
+    assert allowed.startswith("(override, read, submit, tokens, until 20")
     assert ours("login").out.startswith(f"{guarded.url}/login?link=")
     [file] = tmp_path.rglob("logins.json")
     assert file.stat().st_mode & 0o777 == 0o600
