@@ -227,6 +227,8 @@ def test_an_optimizer_that_chooses_its_rate_trains_under_an_override(run_group, 
     result, said = script_rates(run_group, tmp_path, half, script=script)
     assert said[-1] == "end [None]"
     assert rates(result) == [0.0] * 4
+    told = [line for line in result.link.lines if "the optimizer of the script has none" in line]
+    assert len(told) == 1
 
 
 def test_an_epoch_that_ends_after_a_stop_has_the_rate_of_its_steps(run_group, tmp_path):

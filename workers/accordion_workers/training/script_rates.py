@@ -20,6 +20,8 @@ def override_rates(state: TrainState) -> Iterator[float]:
     held = state.held
     groups = [one for one in state.optimizer.param_groups if one.get("lr") is not None]
     own = [group["lr"] for group in groups]
+    if held and not groups:
+        state.tell_no_rate()
     if held:
         for group, rate in zip(groups, own, strict=True):
             group["lr"] = _like(rate, state.rate_in_force(float(rate), held))

@@ -175,6 +175,7 @@ class TrainState:
     save_status: SaveStatus = field(default_factory=SaveStatus)
     limited_factors: set[float] = field(default_factory=set)
     """Factors of overrides of which the log has said that a range holds the learning rate."""
+    has_told_no_rate: bool = False
 
     @property
     def spec(self) -> JobSpec:
@@ -230,6 +231,15 @@ class TrainState:
         if rate != asked:
             self._tell_limit(held["lr_factor"], asked, rate)
         return rate
+
+    def tell_no_rate(self) -> None:
+        """Say once that an override of the learning rate changes nothing."""
+        if self.context.rank == 0 and not self.has_told_no_rate:
+            self.has_told_no_rate = True
+            self.context.link.log(
+                "warning: an override sets the learning rate, and the optimizer of the script has"
+                " none (lr is None), so nothing changes; hand it back"
+            )
 
     def _tell_limit(self, factor: float, asked: float, rate: float) -> None:
         """Say once for each factor that the job's range holds the learning rate."""
