@@ -40,7 +40,7 @@ class OptimizerWithExtras:
     optimizer: Optimizer
     others: Mapping[str, Stateful]
     more: tuple[Optimizer, ...] = ()
-    """Those of `others` that are optimizers of the model."""
+    """Optimizers of the model among `others`."""
 
     @classmethod
     def of(cls, optimizers: Optimizers, kept: Mapping[str, Stateful]) -> Optimizer:
