@@ -89,15 +89,10 @@ def _read_job(spec: Mapping[str, Any], target: str) -> JobSpec:
             "this server cannot read the job file, which another version wrote; override it by"
             " the command line of the service's version"
         ) from error
-    if (
-        target in ("lr", "weight_decay", "clip_norm")
-        and target not in job.config().optimizer_ranges
-    ):
-        known = ", ".join(job.config().optimizer_ranges) or "compression only"
-        raise LimitError(
-            f"the script of this job sets {target} itself; of its optimizer, you may override"
-            f" {known}"
-        )
+    ranges = job.config().optimizer_ranges
+    if target in ("lr", "weight_decay", "clip_norm") and target not in ranges:
+        ways_out = " or ".join(["change it there", *map("override its {}".format, ranges)])
+        raise LimitError(f"the script of this job sets {target} itself; {ways_out}")
     return job
 
 

@@ -87,7 +87,7 @@ class OverrideRequest(Request):
     refuse it. It holds in the first `start_steps` too.
 
     Optimizer: a number within the spec's `training.override_ranges`; for `lr` also
-    `{"factor": 0.5}`, for half of the scheduled learning rate. A script sets its own.
+    `{"factor": 0.5}`, for half of the scheduled learning rate. Of a script, only `lr`.
     """
     layers: list[Annotated[str, Field(min_length=1, max_length=512, pattern=PLAIN)]] = Field(
         default=["*"], min_length=1, max_length=256

@@ -16,7 +16,7 @@ function options(text) {
 
 const LEVELS = { low: () => "low", high: () => "high", none: () => ({ method: "none" }), options: () => options(at("options").value) };
 
-// The form of a guest has no choice.
+// The form of a guest without local steps has no choice.
 const target = () => at("target")?.value ?? "compression";
 
 // What is set for the whole model: its name, the list of its levels, and the field for a number, whose name is the last level.
