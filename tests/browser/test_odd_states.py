@@ -301,6 +301,8 @@ def test_lines_join_the_epochs_that_were_evaluated(page, service):
     )
     page.goto(f"/jobs/{job_id}")
     expect(page.locator("#tiles")).to_contain_text("Accuracy87.5 %")
+    # Charts are drawn less often than tiles.
+    expect(page.locator("#loss .main-svg").first).to_be_visible()
     drawn = page.evaluate(
         "['loss', 'metrics'].map((id) => document.getElementById(id).data.at(-1))"
         ".map(({ x, y }) => ({ x, y }))"
