@@ -35,6 +35,17 @@ def test_a_clone_has_the_spec_of_the_job_and_trains_by_itself(
     assert client.get(f"{JOBS}/{made['id']}").json()["status"] == "SUCCEEDED"
 
 
+def test_a_dry_run_of_a_clone_answers_as_the_clone_would_and_stores_nothing(
+    client: TestClient, world: World
+) -> None:
+    job_id = world.submit(name="first", training={"epochs": 2}, workers={"min": 1, "max": 1})
+    ask = {"params": {"dry_run": True}, "json": {"spec": {"workers": {"cpus": 999}}}}
+    found = client.post(f"{JOBS}/{job_id}/clone", **ask)
+    assert (found.status_code, "location" in found.headers) == (200, False)
+    assert (found.json()["would_wait"], len(client.get(JOBS).json()["items"])) == (True, 1)
+    assert clone(client, job_id, **ask["json"]["spec"])["spec"] == found.json()["spec"]
+
+
 def test_a_clone_merges_changes_into_the_spec(client: TestClient, world: World) -> None:
     job_id = world.submit(training={"epochs": 2, "seed": 7}, compression={"method": "topk"})
     made = clone(client, job_id, training={"epochs": 9}, compression=None)["spec"]
@@ -51,11 +62,13 @@ def test_a_clone_merges_changes_into_the_spec(client: TestClient, world: World) 
         ({"code": "0" * 64}, "/spec/code"),
     ],
 )
+@pytest.mark.parametrize("dry_run", [False, True])
 def test_a_clone_with_a_wrong_spec_is_refused_at_its_field(
-    client: TestClient, world: World, changes: dict[str, Any], pointer: str
+    client: TestClient, world: World, changes: dict[str, Any], *, pointer: str, dry_run: bool
 ) -> None:
     job_id = world.submit()
-    response = client.post(f"{JOBS}/{job_id}/clone", json={"spec": changes})
+    ask = {"params": {"dry_run": dry_run}, "json": {"spec": changes}}
+    response = client.post(f"{JOBS}/{job_id}/clone", **ask)
     assert response.status_code == 422
     assert pointer in {error["pointer"] for error in response.json()["errors"]}
     assert len(client.get(JOBS).json()["items"]) == 1

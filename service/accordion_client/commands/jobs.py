@@ -20,7 +20,17 @@ from accordion_client.commands.cli_support import (
 from accordion_client.commands.model_source import resolve_warm_start
 
 if TYPE_CHECKING:
+    from accordion_service.schemas.jobs import JobView
     from accordion_service.schemas.specs import DryRun
+
+
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="store nothing; show the complete spec, and whether the job would wait",
+    ),
+]
 
 
 def submit(
@@ -38,13 +48,7 @@ def submit(
     follow_: Annotated[
         bool, typer.Option("--follow", "-f", help="watch the job until it ends")
     ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="store nothing; show the complete spec, and whether the job would wait",
-        ),
-    ] = False,
+    dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -71,8 +75,7 @@ def submit(
             return
         forecast = None if json else client.dry_run(spec)
         job = client.submit(spec, idempotency_key=str(uuid4()))
-        if forecast is not None and forecast.would_wait:
-            print_line(f"accordion: {job.name} waits: {forecast.message}", err=True)
+        _tell_wait(job, forecast)
         if json:
             print_json(job, indent=None if follow_ else 2)
         else:
@@ -90,6 +93,7 @@ def clone(
     follow_: Annotated[
         bool, typer.Option("--follow", "-f", help="watch the new job until it ends")
     ] = False,
+    dry_run: DryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -109,13 +113,23 @@ def clone(
         known = find_to_read(client, job)
         patch = build_patch({**known.spec, "labels": known.labels}, changes or [])
         resolve_warm_start(client, patch)
+        if dry_run:
+            _show_dry_run(client.dry_run_clone(known.id, patch), json=json)
+            return
+        forecast = None if json else client.dry_run_clone(known.id, patch)
         made = client.clone(known.id, patch, idempotency_key=str(uuid4()))
+        _tell_wait(made, forecast)
         if json:
             print_json(made, indent=None if follow_ else 2)
         else:
             typer.echo(f"{made.name} is {made.status} as {made.id}, a clone of {known.id}")
         if follow_:
             raise typer.Exit(follow_to_exit_code(client, made, json=json))
+
+
+def _tell_wait(job: JobView, forecast: DryRun | None) -> None:
+    if forecast is not None and forecast.would_wait:
+        print_line(f"accordion: {job.name} waits: {forecast.message}", err=True)
 
 
 def _show_dry_run(answer: DryRun, *, json: bool) -> None:

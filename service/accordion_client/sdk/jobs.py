@@ -77,6 +77,14 @@ class JobRequests(RequestSender):
         return await self._request(DryRun, "POST", "/jobs", repeatable=True, **more)
 
     @shared_method
+    async def dry_run_clone(self, job_id: str, changes: Mapping[str, Any] | None = None) -> DryRun:
+        """Validate a clone: returns its spec, and whether it would wait."""
+        from accordion_service.schemas.specs import DryRun
+
+        more = {"json": {"spec": dict(changes or {})}, "params": {"dry_run": "true"}}
+        return await self._request(DryRun, "POST", f"/jobs/{job_id}/clone", repeatable=True, **more)
+
+    @shared_method
     async def jobs(
         self,
         /,

@@ -56,6 +56,10 @@ from accordion_workers.tasks import GUEST
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 _LOCATION = {"Location": {"description": "URL of the job", "schema": {"type": "string"}}}
+_NOT_CREATED: dict[str, Any] = {
+    "model": JobView | DryRun,
+    "description": "result of a dry run, or the job created earlier with this key",
+}
 _OPTIONS = (
     ("task", "name", ("options",)),
     ("compression", "method", ("low", "high")),
@@ -90,10 +94,7 @@ class _ListQuery(JobQuery):
     dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
     response_model=JobView,
     responses={
-        200: {
-            "model": JobView | DryRun,
-            "description": "result of a dry run, or the job created earlier with this key",
-        },
+        200: _NOT_CREATED,
         201: {"headers": ETAG | _LOCATION},
         **describe_problems(400, 415),
     },
@@ -114,8 +115,7 @@ def submit(
     """
     if query.dry_run:
         _check_spec(state, caller, spec)
-        found = _dry_run(state, caller, spec)
-        return Response(found.model_dump_json(), 200, media_type="application/json")
+        return _show_dry_run(state, caller, spec)
     submission = JobSubmission(state.database, state.clock, caller)
     scope = f"POST /jobs of {caller.user}"
     key = _parse_idempotency_key(idempotency_key, scope, spec)
@@ -133,10 +133,10 @@ def submit(
 @router.post(
     "/{job_id}/clone",
     status_code=201,
-    dependencies=[require_scope(Scope.SUBMIT), NO_QUERY, *WRITES_ROWS],
+    dependencies=[require_scope(Scope.SUBMIT), *WRITES_ROWS],
     response_model=JobView,
     responses={
-        200: {"model": JobView, "description": "the job created earlier with this key"},
+        200: _NOT_CREATED,
         201: {"headers": ETAG | _LOCATION},
         **describe_problems(400, 404, 409, 415),
     },
@@ -144,6 +144,7 @@ def submit(
 def clone(
     job: JobDep,
     body: CloneRequest,
+    query: Annotated[SubmitQuery, Query()],
     *,
     request: Request,
     state: StateDep,
@@ -161,6 +162,10 @@ def clone(
         raise Conflict(
             f"job {job.id} is a guest run, whose script is not known here; start the script again"
         )
+    if query.dry_run:
+        spec = _merge_spec(job, body.spec)
+        _check_spec(state, caller, spec, place="/spec")
+        return _show_dry_run(state, caller, spec)
     submission = JobSubmission(state.database, state.clock, caller)
     scope = f"clone {job.id} for {caller.user}"
     key = _parse_idempotency_key(idempotency_key, scope, body)
@@ -301,6 +306,11 @@ def _parse_idempotency_key(key: str | None, scope: str, body: BaseModel) -> Idem
     if not key:
         return None
     return Idempotency(key=key, scope=scope, body_hash=body_hash(body.model_dump(mode="json")))
+
+
+def _show_dry_run(state: AppState, caller: Caller, spec: JobSpec) -> Response:
+    found = _dry_run(state, caller, spec)
+    return Response(found.model_dump_json(), 200, media_type="application/json")
 
 
 def _dry_run(state: AppState, caller: Caller, spec: JobSpec) -> DryRun:

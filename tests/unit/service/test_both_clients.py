@@ -120,6 +120,7 @@ def test_a_job_is_followed_from_its_submission_to_its_end(
     lines = list(client.logs(job.id))
     followed = [line.text for chunk in client.follow_logs(job.id) for line in chunk.lines]
     assert [line.partition("] ")[2] for line in lines] == followed
+    assert client.dry_run_clone(job.id, {"name": "again"}).spec.name == "again"
     assert client.clone(job.id, {"name": "again"}).name == "again"
 
 

@@ -47,6 +47,23 @@ def test_a_job_is_cloned_with_changes(accordion: Accordion, job_id: str) -> None
     assert (said.code, f"a clone of {job_id}" in said.out) == (0, True)
 
 
+def test_a_dry_run_of_a_clone_shows_its_spec_and_stores_nothing(
+    accordion: Accordion, job_id: str
+) -> None:
+    before = len(accordion("list", "--json").json()["items"])
+    said = accordion("clone", job_id, "--set", "training.epochs=77", "--dry-run")
+    assert (said.code, "epochs: 77" in said.out, "# would " in said.out) == (0, True, True)
+    made = accordion("clone", job_id, "--set", "workers.cpus=999", "--dry-run", "--json")
+    assert made.json()["would_wait"]
+    assert len(accordion("list", "--json").json()["items"]) == before
+
+
+def test_a_clone_that_will_wait_says_so(accordion: Accordion, job_id: str) -> None:
+    said = accordion("clone", job_id, "--set", "workers.cpus=999")
+    assert (said.code, "waits: " in said.err) == (0, True)
+    accordion("cancel", said.out.partition(" as ")[2].partition(",")[0])
+
+
 @pytest.mark.parametrize(
     ("changes", "path", "value"),
     [
