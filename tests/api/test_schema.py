@@ -24,7 +24,7 @@ WITHOUT_EXPORTS = ("--exclude-operation-id", "get_model")
 LONGEST = "postgresql" if find_program("initdb") else "sqlite"
 """Database of the longest run: what SQLite stores, PostgreSQL may refuse."""
 SEED = "5"
-"""Of the runs that repeat, such as those of CI; of the seeds 0 to 7 it follows most links."""
+"""Makes the runs of CI equal; of the seeds 0 to 7 it follows most links."""
 LINKS = re.compile(r"API Links: +(\d+) covered / \d+ selected")
 HIDDEN = "only-its-owner-sees-this"
 WAITING = {**DIGITS, "name": HIDDEN, "workers": {"cpus": 999}, "labels": {"hidden": HIDDEN}}
