@@ -93,7 +93,8 @@ def test_all_steps_that_a_killed_worker_costs_a_guest_are_counted(
         return (tmp_path / "steps-0").read_text().splitlines()
 
     def told() -> int:
-        return up.client.job(job_id).progress.step
+        progress = up.client.job(job_id).progress
+        return progress.step if progress else 0
 
     others = {job.id for job in up.client.all_jobs()}
     [job_id] = wait_and_get(lambda: {job.id for job in up.client.all_jobs()} - others)
