@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.routing import BaseRoute
 
 from accordion_service.access.authentication import Authenticator
@@ -73,6 +74,11 @@ from accordion_workers.common.described_models import build_models
 _GRACE_S = 10
 """Seconds for open requests to finish after the stop signal; streams end by themselves."""
 
+_ENCODED_BYTES = 1000
+"""Shorter responses fit into a packet or two, and gain nothing from gzip."""
+_ENCODING_LEVEL = 4
+"""Level of gzip: half the time of 9, Starlette's default, and the charts' code 4 % larger."""
+
 
 def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     """Create the application on a migrated database.
@@ -96,6 +102,12 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     app.state.accordion = state
     install_problems(app)
     # The layer added last is the outermost.
+    app.add_middleware(
+        GZipMiddleware,
+        minimum_size=_ENCODED_BYTES,
+        compresslevel=_ENCODING_LEVEL,
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, model_downloads.MEDIA_TYPE),
+    )
     app.add_middleware(TimedRequests, times=state.request_times)
     app.add_middleware(
         GuardMiddleware,
