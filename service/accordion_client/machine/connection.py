@@ -11,6 +11,7 @@ this home directory (`ACCORDION_HOME`).
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -19,6 +20,7 @@ from accordion_client import AsyncClient, Client, RetryBudget, Waiter
 from accordion_client.machine.profiles import load_client_settings
 from accordion_client.machine.saved_logins import SavedLogins
 from accordion_service.access.guards import is_loopback
+from accordion_service.errors import SettingsError
 from accordion_service.settings.home import Home, Running
 from accordion_service.settings.settings import Settings
 
@@ -80,7 +82,13 @@ def service_token(settings: Settings, address: str) -> str | None:
     running = None if token is not None else Home(settings.home).running()
     if running is None or not running.token_file or not is_same_service(address, running):
         return token
-    return settings.model_copy(update={"admin_token_file": Path(running.token_file)}).token()
+    file = Path(running.token_file)
+    if not os.access(file, os.R_OK):
+        raise SettingsError(
+            f"{file}, the token of the service of this home, cannot be read; set ACCORDION_TOKEN,"
+            " or restart the service if the file is gone"
+        )
+    return settings.model_copy(update={"admin_token_file": file}).token()
 
 
 def is_same_service(address: str, running: Running) -> bool:

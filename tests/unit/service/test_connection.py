@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accordion_client.machine.connection import service_token
-from accordion_service.errors import StartError
+from accordion_service.errors import SettingsError, StartError
 from accordion_service.settings.home import Home, Running
 from accordion_service.settings.settings import load_settings
 
@@ -32,6 +32,12 @@ def token_for(home: Home, url: str, **settings: str) -> str | None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:9/", "http://localhost:9"])
 def test_the_service_of_this_home_is_shown_its_token(home: Home, url: str) -> None:
     assert token_for(home, url) == home.token.read_text()
+
+
+def test_a_token_of_this_home_that_is_gone_is_named_by_its_path(home: Home) -> None:
+    home.token.unlink()
+    with pytest.raises(SettingsError, match=rf"^{home.token}, .* set ACCORDION_TOKEN"):
+        token_for(home, "http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(
