@@ -156,8 +156,8 @@ session.attach(model, optimizer, scheduler=scheduler)
 for epoch in session.epochs(4):
     for rows in batches:
         optimizer.zero_grad()
-        loss = model(inputs[rows]).square().mean()
         before = [one.detach().clone() for one in model.module.parameters()]
+        loss = model(inputs[rows]).square().mean()
         session.backward(loss)
         session.step()
         moved = [
@@ -176,12 +176,16 @@ optimizer = optimizers[0]
 """Makes an optimizer of each group of `SCHEDULED`; only the first one has the schedule."""
 
 
+PARTED = 'torch.distributed.fsdp.fully_shard(nn.Linear(4, 4), mesh=session.mesh["shard"])'
+"""In place of the model of `SCHEDULED`: workers hold parts of it."""
+
+
 def script_rates(
-    run_group: Any, tmp_path: Any, *overrides: Override, script: str = SCHEDULED
+    run_group: Any, tmp_path: Any, *overrides: Override, script: str = SCHEDULED, **changes: Any
 ) -> tuple[Result, list[str]]:
     """What rank 0 of a script of 4 epochs says of the rates with which its parameters moved."""
     training = {"epochs": 4, "global_batch": 32, "micro_batch": 16}
-    order = order_of(tmp_path, {"train.py": script}, training=training)
+    order = order_of(tmp_path, {"train.py": script}, training=training, **changes)
     link = RecordingLink(
         orders=DesiredState(version=1, overrides=overrides), order_after=("epoch", 0)
     )
@@ -214,6 +218,28 @@ def test_an_override_sets_the_rates_of_all_optimizers_of_a_script(run_group, tmp
     half = by_hand("lr", {"factor": 0.5}, until=3)
     result, said = script_rates(run_group, tmp_path, half, script=two)
     expected = [[0.1, 0.01], [0.05, 0.005], [0.025, 0.005], [0.05, 0.01]]
+    assert said[1:8:2] == [f"rates {epoch} {rates}" for epoch, rates in enumerate(expected)]
+    assert rates(result) == [0.1, 0.05, 0.025, 0.05]
+
+
+def test_an_override_sets_the_rates_of_a_script_with_a_scaled_loss(run_group, tmp_path):
+    scaler = "attach(model, optimizer, scaler=torch.amp.GradScaler('cpu', init_scale=4.0),"
+    scaled = SCHEDULED.replace("attach(model, optimizer,", scaler)
+    result, said = script_rates(run_group, tmp_path, by_hand("lr", 0.02, until=3), script=scaled)
+    expected = [[0.1, 0.01], [0.02, 0.02], [0.02, 0.02], [0.05, 0.005]]
+    assert said[1:8:2] == [f"rates {epoch} {rates}" for epoch, rates in enumerate(expected)]
+    assert rates(result) == [0.1, 0.02, 0.02, 0.05]
+
+
+def test_an_override_sets_the_rates_of_a_script_that_holds_a_part_of_its_model(run_group, tmp_path):
+    parted = SCHEDULED.replace("import torch\n", "import torch.distributed.fsdp\n", 1)
+    parted = parted.replace("DistributedDataParallel(nn.Linear(4, 4))", PARTED)
+    parted = parted.replace("model.module.", "model.").replace(".detach()", ".to_local().detach()")
+    parted = parted.replace("one) / one.grad)", "one.to_local()) / one.grad.to_local())")
+    halves = {"workers": {"min": 2, "max": 2}, "parallelism": {"shard": 2}}
+    half = by_hand("lr", {"factor": 0.5}, until=3)
+    result, said = script_rates(run_group, tmp_path, half, script=parted, **halves)
+    expected = [[0.1, 0.01], [0.05, 0.005], [0.025, 0.0025], [0.05, 0.005]]
     assert said[1:8:2] == [f"rates {epoch} {rates}" for epoch, rates in enumerate(expected)]
     assert rates(result) == [0.1, 0.05, 0.025, 0.05]
 
