@@ -8,6 +8,7 @@ from dataclasses import replace
 from accordion.base.messages import Decision, Override, Report
 from accordion.config import Config
 from accordion.decide.controller import Controller, Decider
+from accordion.decide.overrides import check_types
 from accordion.hook.exchange_planner import Proposal
 
 
@@ -27,8 +28,10 @@ class DecisionMaker:
         """Replace the overrides from the next step boundary on; any thread may call this.
 
         Raises:
-            OverrideError: an override names an unknown level or layer; the previous ones stay.
+            OverrideError: an override names an unknown target, level or layer, or two have one id;
+                the previous ones stay.
         """
+        check_types(overrides)
         for override in overrides:
             self._controller.check_override(override)
         self._overrides, self._overrides_changed = tuple(overrides), True

@@ -297,6 +297,8 @@ def check_step_mode(mode: str, optimizers: Sequence[Optimizer], scaler: GradScal
         raise HookError(
             'attach() got step="optimizer" but no optimizer to follow; give optimizer= too'
         )
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise HookError(f"attach() got scaler={scaler!r}; give the loop's torch.amp.GradScaler")
     if not optimizers and scaler is not None:
         raise HookError("attach() got a scaler but no optimizer; give optimizer= too")
 

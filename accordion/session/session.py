@@ -240,8 +240,8 @@ class Session:
         Rank 0 calls this, from any thread.
 
         Raises:
-            OverrideError: an override names an unknown level or layer, or this is not rank 0; the
-                previous overrides stay.
+            OverrideError: an override names an unknown target, level or layer, two have one id, or
+                this is not rank 0; the previous overrides stay.
         """
         if self.rank != 0:
             raise OverrideError(

@@ -55,7 +55,7 @@ def skipped_sentence(
     what, value = "steps in a row were skipped", "gradient"
     if is_round:
         what, value = "rounds of local steps in a row were undone", "change"
-    advice = f"{_ADVICE}, or fp16 without a GradScaler"
+    advice = f"{_ADVICE}, or fp16 whose GradScaler is missing or was not given to attach()"
     if layers:
         where = (
             f"the {value}s of {format_layers(layers)} are not finite, or too large for sums in fp32"

@@ -88,9 +88,9 @@ class RunWatcher:
         self._was_compared |= any(change is not None for change in changes)
 
     def end_run(self) -> None:
-        """Warn if two epochs or more were trained without comparing two windows."""
-        is_short = self._epochs > 1 and not self._was_compared
-        if is_short and _first_change(self._config) is not None:
+        """Warn if two epochs or more were trained, and too few to compare two windows."""
+        first = _first_change(self._config)
+        if first is not None and 1 < self._epochs <= first and not self._was_compared:
             what = f"{self._epochs} epochs were trained and ended before"
             _warn(_too_short_sentence(self._config, what, self._epochs))
 

@@ -170,5 +170,19 @@ def _no_optimizer(rank):
     return "attached"
 
 
+def _no_scaler(rank):
+    ddp, optimizer = small.build()
+    try:
+        attach(ddp, Config(), optimizer=optimizer, scaler="yes")
+    except HookError as error:
+        return str(error)
+    return "attached"
+
+
+def test_a_scaler_that_is_none_is_refused(run_group):
+    told = run_group(1, _no_scaler)[0]
+    assert told == "attach() got scaler='yes'; give the loop's torch.amp.GradScaler"
+
+
 def test_a_scaler_without_an_optimizer_is_refused(run_group):
     assert "give optimizer= too" in run_group(1, _no_optimizer)[0]

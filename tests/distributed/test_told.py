@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -143,6 +144,15 @@ def test_a_run_too_short_for_any_window_of_epochs_is_told_to_count_steps(run_gro
     assert "Window(epochs=" not in told
     ((told,),) = run_group(1, _run_of, 7, 10)
     assert "Window(epochs=3)" in told
+
+
+def test_a_long_run_whose_windows_could_not_be_compared_is_not_told_that_it_is_short(recwarn):
+    watcher = RunWatcher(Config(), world_size=1, epochs=None)
+    skipped = SimpleNamespace(change_by_layer={"weight": None})
+    for _ in range(21):
+        watcher.observe_epoch(skipped)
+    watcher.end_run()
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("given", [3, None])

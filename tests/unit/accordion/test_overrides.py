@@ -13,7 +13,7 @@ from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Decision, Override
 from accordion.config import BatchConfig, Config
 from accordion.decide.override_levels import resolve_batch, resolve_level, resolve_local_steps
-from accordion.decide.overrides import check_interval, check_layers, matching_layers
+from accordion.decide.overrides import check_interval, check_layers, check_types, matching_layers
 from tests.unit.accordion.reports import NAMES, controller, report
 
 INTERVALS = st.tuples(st.integers(0, 9), st.none() | st.integers(1, 12))
@@ -58,6 +58,26 @@ def test_an_unknown_level_is_refused_with_the_known_ones(level) -> None:
 def test_options_that_no_method_takes_are_refused_by_name(level) -> None:
     with pytest.raises(OverrideError, match="override o1: "):
         controller().override([override(level=level)], epoch=0, step=0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (override(), r"overrides is Override\(.*; give a list"),
+        ("low", "overrides has 'l'; give objects of accordion.Override"),
+        ([{"level": "low"}], r"overrides has \{'level'.*; give objects of accordion.Override"),
+        ([override(id=3)], "id is 3; give a text"),
+        ([override(id="")], "id is ''; give a text"),
+        ([override(), override(level=0)], "2 overrides have the id 'o1'; give each its own"),
+        ([override(target="lr_factor")], "target is 'lr_factor'; give one of compression, .*lr"),
+        ([override(layers="2.*")], r"layers is '2\.\*'; give a tuple of globs"),
+        ([override(layers=())], r"layers is \(\); give a tuple of globs"),
+        ([override(layers=(2,))], r"layers is \(2,\); give a tuple of globs"),
+    ],
+)
+def test_what_is_no_set_of_overrides_is_refused(overrides, sentence) -> None:
+    with pytest.raises(OverrideError, match=sentence):
+        check_types(overrides)
 
 
 def test_a_glob_without_a_layer_is_refused_with_the_layers() -> None:
