@@ -124,4 +124,7 @@ def test_a_job_that_is_told_to_stop_saves_and_returns(run_group, tmp_path, after
     link = RecordingLink(orders=DesiredState(version=1, stop="cancel"), order_after=after)
     result = run_group(2, run_job, tmp_path, STRONG, link)[0]
     assert result.outcome == "stopped"
-    assert result.link.of("checkpoint")[-1].step == (1 if after is None else 47)
+    last = 1 if after is None else 47
+    assert result.link.of("checkpoint")[-1].step == last
+    told = result.link.progresses[-1]
+    assert (told.step, told.loss is None) == (last, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, cast
 
@@ -40,6 +41,8 @@ def choose_engine(launch: Launch, ray: str | None = None) -> tuple[Launch, str]:
 
 def create_worker_pool(launch: Launch) -> WorkerPool:
     """Return the worker pool of an attempt, on the engine that its job names."""
+    # Calls to a process that ends are dropped, and its end is told by itself; Ray would print them.
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
     module, _, name = ENGINES[launch.spec.workers.engine].partition(":")
     make = cast("Callable[[Launch], WorkerPool]", getattr(importlib.import_module(module), name))
     return make(launch)

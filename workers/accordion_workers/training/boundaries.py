@@ -126,6 +126,7 @@ def follow_signals(state: TrainState, signals: frozenset[Signal]) -> Outcome | N
         How training ends at this step boundary; None if it continues.
     """
     if Signal.SAVE_STOP in signals or Signal.RESIZE in signals:
+        report_progress(state, last=True)
         outcome: Outcome = "stopped" if Signal.SAVE_STOP in signals else "resized"
         return outcome if save_checkpoint(state, wait=True) else "unsaved"
     if is_due_after_step(state, signals):

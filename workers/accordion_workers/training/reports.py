@@ -135,14 +135,14 @@ def take_epoch_baseline(state: TrainState) -> EpochBaseline:
 def report_progress(state: TrainState, *, last: bool = False, loss: float | None = None) -> None:
     """Report the job's progress on rank 0 after a step, at most every `PROGRESS_EVERY_S`.
 
-    The last report is always sent, with `loss`, the epoch's loss over all ranks, in place of the
-    loss of rank 0's newest samples.
+    The last one before a stop is always sent; after the last epoch it has `loss`, the epoch's over
+    all ranks, in place of the loss of rank 0's newest samples.
     """
     now = state.phases.clock.elapsed()
     passed = now - state.progress_s
     if not last and passed < PROGRESS_EVERY_S:
         return
-    if not last and state.recent_loss.samples:
+    if loss is None and state.recent_loss.samples:
         loss = float(state.recent_loss.total) / state.recent_loss.samples
     launch = state.context.launch
     state.context.link.progress(
