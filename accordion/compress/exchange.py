@@ -9,7 +9,7 @@ of equal sizes on a scatter, which saves a collective.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -141,7 +141,8 @@ class GroupNetwork:
                 "an earlier exchange of gradients failed between its rounds, so the workers may"
                 " have different gradients; restart the workers"
             )
-        chosen = self._piggybacked_means(means) if has_payloads and posted is None else {}
+        are_small = are_piggybacked(means.values(), world_size=self.world_size)
+        chosen = means if has_payloads and posted is None and are_small else {}
         piggybacked = {index: _as_gather(mean) for index, mean in chosen.items()}
         for index, request in {**requests, **piggybacked}.items():
             on_request(index, request)
@@ -219,15 +220,6 @@ class GroupNetwork:
         received = torch.empty_like(tensor, device=self._message_device)
         dist.recv(received, group=self._group, group_src=rank)
         tensor.copy_(received)
-
-    def _piggybacked_means(self, means: Mapping[int, Mean]) -> dict[int, Mean]:
-        """Return the means to send as part of a gather: all of them if they are small, else none.
-
-        In a gather they cost W-1 times their bytes, in an all-reduce 2(W-1)/W times.
-        """
-        size = sum(mean.buffer.numel() * mean.buffer.element_size() for mean in means.values())
-        extra = (self.world_size - 1) * (self.world_size - 2) * size // self.world_size
-        return dict(means) if size <= PIGGYBACK_MAX_BYTES and extra <= PIGGYBACK_EXTRA_BYTES else {}
 
     def _answer_means(
         self, requests: Mapping[int, Mean], name: str, *, posts_next: bool
@@ -338,6 +330,16 @@ class GroupNetwork:
             self.on_collective(
                 CollectiveTiming(kind=kind, name=name, payload=size, seconds=seconds)
             )
+
+
+def are_piggybacked(means: Iterable[Mean], *, world_size: int) -> bool:
+    """Return whether the means of a round are so small that they are sent as part of its gather.
+
+    In a gather they cost W-1 times their bytes, in an all-reduce 2(W-1)/W times.
+    """
+    size = sum(mean.buffer.numel() * mean.buffer.element_size() for mean in means)
+    extra = (world_size - 1) * (world_size - 2) * size // world_size
+    return size <= PIGGYBACK_MAX_BYTES and extra <= PIGGYBACK_EXTRA_BYTES
 
 
 def _is_gloo_on_cpu(group: dist.ProcessGroup, device: torch.device) -> bool:

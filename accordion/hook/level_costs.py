@@ -20,7 +20,7 @@ from accordion.base.link_model import WHOLE_BUCKET, Collective, CollectiveKind
 from accordion.base.messages import LayerInfo, Level
 from accordion.base.wire import Gather, Mean, Request, Scatter
 from accordion.compress.compression_engine import Engine
-from accordion.compress.exchange import Answers, GroupNetwork, OnRequest
+from accordion.compress.exchange import Answers, GroupNetwork, OnRequest, are_piggybacked
 from accordion.compress.layer_stacks import Bucket, Layer
 from accordion.compress.ledger import OVERHEAD, Ledger
 from accordion.compress.statistics import GradientSums
@@ -49,30 +49,37 @@ class EchoNetwork:
     ) -> Answers:
         """Implements `Network`."""
         answers: Answers = {}
+        means = [request for request in requests.values() if isinstance(request, Mean)]
+        are_alone = len(means) == len(requests)
+        are_alone |= self._posts_next or not are_piggybacked(means, world_size=self.world_size)
         kind: CollectiveKind = "posted all-reduce" if self._posts_next else "all-reduce"
-        self._posts_next = any(
-            isinstance(request, Mean) and request.next_values for request in requests.values()
-        )
+        self._posts_next = any(mean.next_values for mean in means)
         has_scatters = any(isinstance(request, Scatter) for request in requests.values())
-        all_to_all: Collective = ("all-to-all", f"scatter {round_number}")
         for index, request in requests.items():
             on_request(index, request)
             match request:
                 case Mean():
-                    name = f"mean {round_number} {request.buffer.dtype}"
-                    self.payloads[kind, name] += request.payload_bytes
+                    if are_alone:
+                        name = f"mean {round_number} {request.buffer.dtype}"
+                        self.payloads[kind, name] += request.payload_bytes
+                    else:
+                        self._gather(request.payload_bytes, round_number, in_scatter=has_scatters)
                     answers[index] = request.buffer
                 case Gather():
-                    if has_scatters and request.equal:  # it is piggybacked on them
-                        self.payloads[all_to_all] += self.world_size * request.payload_bytes
-                    else:
-                        name = f"gather {round_number}"
-                        self.payloads["all-gather", name] += request.payload_bytes
+                    in_scatter = has_scatters and request.equal
+                    self._gather(request.payload_bytes, round_number, in_scatter=in_scatter)
                     answers[index] = [request.payload.clone() for _ in range(self.world_size)]
                 case Scatter():
-                    self.payloads[all_to_all] += request.payload_bytes
+                    self.payloads["all-to-all", f"scatter {round_number}"] += request.payload_bytes
                     answers[index] = [request.parts[0].clone() for _ in range(self.world_size)]
         return answers
+
+    def _gather(self, payload: float, round_number: int, *, in_scatter: bool) -> None:
+        """Count a payload for all workers, which may be piggybacked on the scatters of a round."""
+        if in_scatter:
+            self.payloads["all-to-all", f"scatter {round_number}"] += self.world_size * payload
+        else:
+            self.payloads["all-gather", f"gather {round_number}"] += payload
 
     def all_reduce_mean_(self, buffer: Tensor) -> None:
         """Count a buffer; its mean is the buffer itself."""

@@ -11,8 +11,13 @@ from accordion.base.link_model import wire_bytes
 from accordion.base.messages import LayerInfo
 from accordion.compress.layer_stacks import Layer
 from accordion.compressors import LEVEL_NAMES, ladder_of, level_of
-from accordion.hook.level_costs import EchoNetwork, measure_levels, share_waits
-from tests.unit.accordion.lockstep import Cluster, draw_gradients
+from accordion.hook.level_costs import (
+    EchoNetwork,
+    count_exchange,
+    measure_levels,
+    share_waits,
+)
+from tests.unit.accordion.lockstep import METHODS, Cluster, draw_gradients
 
 SHAPES = {"first": (64, 32), "second": (16, 8, 3, 3), "bias": (64,)}
 DECIDED = ("first", "second")
@@ -87,6 +92,26 @@ def test_predicted_bytes_are_those_that_the_ledger_counts(method, world_size) ->
         cluster.step(draw_gradients(shapes, world_size, 0))
         for engine in cluster.engines:
             assert engine.ledger.total.wire == pytest.approx(predicted, abs=8)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+@pytest.mark.parametrize("method", [one for one in METHODS if one != "adacomp"])
+@pytest.mark.parametrize("biases", [64, 9000])
+def test_predicted_bytes_are_those_of_workers_that_send_biases_with_them(
+    method, world_size, biases
+) -> None:
+    # AdaComp is left out: its bytes depend on the values.
+    shapes = {"large": (300, 200), "small": (16, 8), "bias": (biases,)}
+    parameters = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    for level in ladder_of(method):
+        plan = dict.fromkeys(("large", "small"), level)
+        [cost] = measure_levels([bucket(shapes)], {"now": plan}, world_size=world_size)["now"]
+        predicted = sum(
+            wire_bytes(kind, payload, world_size) for (kind, _), payload in cost.payloads.items()
+        )
+        cpu = torch.device("cpu")
+        counted = count_exchange(parameters, plan, world_size=world_size, device=cpu)
+        assert predicted == pytest.approx(counted.gradient_wire, abs=8 * world_size)
 
 
 def test_what_is_gathered_beside_scattered_codes_shares_their_collective() -> None:
