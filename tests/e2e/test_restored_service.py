@@ -51,9 +51,8 @@ def test_a_restored_service_takes_up_the_job_that_trained_meanwhile(tmp_path: Pa
             epochs = list_epochs(client, job_id)
             events = [event.seq for event in client.events(job_id) if isinstance(event, EventView)]
             assert client.job(job_id).status == "CANCELLED"
-    # Those between the backup and the loss were confirmed by the lost database.
-    assert epochs[: last + 1] == list(range(last + 1))
-    assert epochs == sorted({*epochs})
+    # Those between the backup and the loss come from the journal of the job.
+    assert epochs == list(range(len(epochs)))
     assert events == list(range(1, len(events) + 1))
 
 

@@ -179,6 +179,24 @@ def test_confirmed_records_are_dropped(opened: Open, cluster: FakeCluster) -> No
     assert cluster.held() == [note(3)]
 
 
+def test_a_database_that_was_restored_gets_what_it_had_confirmed_since_its_backup(
+    opened: Open, cluster: FakeCluster
+) -> None:
+    sender = opened()
+    for number in range(4):
+        sender.put(note(number))
+    assert sender.flush(LONG_S)
+    assert cluster.drain(cursor_of(record(3))).records == ()
+    sender.put_progress(progress(4))
+    assert sender.flush(LONG_S)
+    cluster.drain(cursor_of(record(1)))
+    sender.put(note(4))
+    until(lambda: cluster.held() == [note(2), note(3), note(4)])
+    cluster.drain(cursor_of(record(4)))
+    sender.put(note(5))
+    until(lambda: cluster.held() == [note(5)])
+
+
 def test_a_new_generation_delivers_what_the_one_before_could_not(
     opened: Open, cluster: FakeCluster
 ) -> None:

@@ -87,8 +87,10 @@ class _Job:
         return None
 
     def drop_confirmed(self, cursor: Cursor) -> None:
-        if record_key(cursor) > record_key(self.confirmed):
-            self.confirmed = cursor
+        if record_key(Cursor()) < record_key(cursor) < record_key(self.confirmed):
+            # The database was restored from a backup, and what it lacks was dropped here.
+            self.incarnation, self.records, self.confirmed = uuid.uuid4().hex, {}, cursor
+        self.confirmed = max(self.confirmed, cursor, key=record_key)
         done = record_key(self.confirmed)
         self.records = {key: record for key, record in self.records.items() if key > done}
 

@@ -58,6 +58,8 @@ class RecordSender:
         self._has_history = False
         """Whether the records of older generations were read."""
         self._progress: Progress | None = None
+        self._confirmed = Cursor()
+        """Newest record that the database held; older ones are in the journal only."""
         self._incarnation: str | None = None
         """Id of the actor's memory that holds the sent records; None if none is known."""
         self._hurried = False
@@ -123,6 +125,7 @@ class RecordSender:
             log.exception("records of earlier worker groups could not be read")
             records = []
         with self._changed:
+            self._confirmed = confirmed
             mine = {record_key(record) for record in self._pending}
             self._pending[:0] = [record for record in records if record_key(record) not in mine]
             self._on_disk = len(self._pending)
@@ -212,9 +215,14 @@ class RecordSender:
         self._pause_s = max(TICK_S, answer.pause_s)
         self._sent = 0 if forgot else self._sent + sent
         self._progress = None if self._progress is progress else self._progress
-        self._drop_confirmed(answer.confirmed)
+        newest = record_key(answer.confirmed)
+        if forgot and record_key(Cursor()) < newest < record_key(self._confirmed):
+            self._has_history = False  # The database was restored from a backup.
+        else:
+            self._drop_confirmed(answer.confirmed)
 
     def _drop_confirmed(self, confirmed: Cursor) -> None:
+        self._confirmed = max(self._confirmed, confirmed, key=record_key)
         kept = [record for record in self._pending if record_key(record) > record_key(confirmed)]
         self._sent = max(0, self._sent - (len(self._pending) - len(kept)))
         self._pending = kept
