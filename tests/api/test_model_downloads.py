@@ -110,7 +110,7 @@ def test_a_job_without_checkpoints_says_why(client: TestClient, world: World, jo
         )
     unknown = model_of(client, job_id, checkpoint="../g1")
     assert unknown.status_code == 404
-    assert "has no checkpoint '../g1'; GET /api/v1/jobs/" in unknown.json()["detail"]
+    assert "has no checkpoint '../g1'; its newest is 'epoch-0" in unknown.json()["detail"]
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -55,7 +55,7 @@ def test_a_model_that_does_not_exist_is_refused(
     queued = world.submit(**LONG)
     for warm_start, pointer, detail in (
         ({"job": UNKNOWN}, "/job", f"there is no job with the ID {UNKNOWN}"),
-        ({"job": source, "checkpoint": "g7"}, "/checkpoint", "has no checkpoint 'g7'; GET /api/v1"),
+        ({"job": source, "checkpoint": "g7"}, "/checkpoint", "has no checkpoint 'g7'; its newest"),
         ({"job": queued}, "", "has not saved a checkpoint yet"),
         ({"job": plain, "checkpoint": "best"}, "", "has no objective, by which a checkpoint"),
     ):

@@ -26,6 +26,7 @@ from accordion_service.domain.performance.metric_goals import (
     is_smaller_better,
     list_values,
 )
+from accordion_service.schemas.format import is_accuracy
 from accordion_workers.spec.public_records import Bytes
 
 _ENDED = ("SUCCEEDED", "FAILED")
@@ -115,7 +116,7 @@ def compare_jobs(
 
     Raises:
         IncomparableError: a job is given twice or has no epochs, no job has the metric, or the jobs
-            disagree on which value of it is better.
+            disagree on which value of it is better, or only `reaches` is in percent.
     """
     check_given_once(histories)
     _check_epochs(histories)
@@ -124,6 +125,8 @@ def compare_jobs(
         raise IncomparableError(
             "no epoch was evaluated, so no value can be reached; leave --reaches out"
         )
+    if reaches is not None and reaches > 1 and chosen is not None and is_accuracy(chosen):
+        _check_percent(chosen, histories, reaches)
     smaller = None if chosen is None else _decide_direction(chosen, histories)
     return Comparison(
         metric=chosen,
@@ -135,6 +138,16 @@ def compare_jobs(
         ],
         spec=find_differences([get_present_spec(one.job) for one in histories]),
     )
+
+
+def _check_percent(metric: str, histories: Sequence[ComparedHistory], reaches: float) -> None:
+    """Check that an accuracy above 1 is not asked of jobs that report fractions."""
+    values = [row.metrics.get(metric, 0.0) for one in histories for row in one.epochs]
+    if max(values) <= 1:
+        raise IncomparableError(
+            f"--reaches is {reaches:g}, and these jobs report {metric} as a fraction of 1; give"
+            f" {reaches / 100:g} for {reaches:g} %"
+        )
 
 
 def get_present_spec(job: ComparedSource) -> dict[str, Any]:

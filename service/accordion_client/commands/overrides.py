@@ -268,8 +268,12 @@ def parse_level(text: str) -> str | float | dict[str, Any]:
     if "=" not in text:
         return text
     from accordion_client.commands.spec_file import check_unique, set_value
+    from accordion_service.errors import SettingsError
 
-    check_unique([part.partition("=")[0].strip() for part in text.split(",")], f"--level {text}")
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(name.strip() and value.strip() for name, _, value in parts):
+        raise SettingsError(f"the level is {text!r}; give options a value, as in rank=2")
+    check_unique([name.strip() for name, _, _ in parts], f"--level {text}")
     options: dict[str, Any] = {}
     for part in text.split(","):
         set_value(options, part)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from accordion_service.schemas.plans import PlanView
 
 _LINK = re.compile(
-    r"(?P<rate>\d+(\.\d+)?)(?P<unit>[kmg])bit(,(?P<delay>\d+(\.\d+)?)(?P<scale>us|ms|s))?",
+    r"(?P<rate>\d+(\.\d+)?)(?P<unit>[kmg])(bit(/s)?|(?-i:bps))(,(?P<delay>\d+(\.\d+)?)(?P<scale>us|ms|s))?",
     re.IGNORECASE,
 )
 POLL_S = 0.5

@@ -79,8 +79,9 @@ def choose_checkpoints(
         return _choose_best(rows, objective, has_ended=Status(status) in ENDED)
     if checkpoint not in {row.name for row in rows}:
         raise NotFound(
-            f"the job has no checkpoint {checkpoint!r}; GET /api/v1/jobs/{rows[0].job_id}"
-            "/checkpoints lists all"
+            f"the job has no checkpoint {checkpoint!r}; its newest is"
+            f" {_sort_newest_first(rows)[0].name!r}, and 'accordion show' or GET"
+            f" /api/v1/jobs/{rows[0].job_id}/checkpoints lists all"
         )
     return [checkpoint]
 

@@ -32,7 +32,7 @@ _OTHER = {
     "bin_conv": 80,
     "bin_other": 50,
 }
-"""Second value of each option in numbers."""
+"""Second value of an option in numbers; another option keeps its default."""
 LEVELS = [level for name in METHODS for level in ladder_of(name)] + [
     level_of(name, {**row.low, option: choice}, name=f"{option}={choice}")
     for name, row in COMPRESSORS.items()
@@ -51,7 +51,10 @@ OPTION_LEVELS = [
     for name, row in COMPRESSORS.items()
     for values in product(
         *(
-            known.choices or dict.fromkeys([row.low.get(option, known.default), _OTHER[option]])
+            known.choices
+            or dict.fromkeys(
+                [row.low.get(option, known.default), _OTHER.get(option, known.default)]
+            )
             for option, known in row.options.items()
         )
     )

@@ -33,6 +33,8 @@ LARGEST = {
 block of adacomp take 12 MB, half a copy of this small model. A step takes no more, because it
 allocates nothing (`test_allocations.py`).
 """
+LARGEST_OF_OTHERS = 2.2
+"""Copies that a method may hold that is not in the table."""
 
 
 def _live_bytes() -> int:
@@ -63,7 +65,8 @@ def _held_bytes(level, shapes=SHAPES) -> int:
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: f"{level.method}-{level.name}")
 def test_a_method_holds_few_copies_of_the_parameters(level):
-    assert _held_bytes(level) - _dense_bytes() <= LARGEST[level.method] * COPY
+    largest = LARGEST.get(level.method, LARGEST_OF_OTHERS)
+    assert _held_bytes(level) - _dense_bytes() <= largest * COPY
 
 
 def test_a_layer_of_one_long_row_has_one_residual_as_any_other():

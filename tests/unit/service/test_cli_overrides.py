@@ -251,6 +251,12 @@ def test_level_is_a_name_an_index_or_options(text: str, level: object) -> None:
     assert parse_level(text) == level
 
 
+@pytest.mark.parametrize("text", ["=3", "rank=", "rank=2,", "method=topk,density"])
+def test_an_option_without_a_name_or_a_value_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=f"the level is '{text}'; give options a value"):
+        parse_level(text)
+
+
 def test_a_level_that_is_no_json_is_refused_with_the_way_out() -> None:
     with pytest.raises(
         SettingsError, match=r"--level is '\{rank: 2\}', which is not JSON: .*; write it as rank=2"

@@ -26,6 +26,8 @@ from tests.unit.service.conftest import Accordion
     ("text", "latency_s", "bytes_per_s"),
     [
         ("100Mbit,8ms", 0.008, 12.5e6),
+        ("100 Mbit/s, 8 ms", 0.008, 12.5e6),
+        ("100Mbps", 0.0, 12.5e6),
         ("1Gbit", 0.0, 125e6),
         ("2.5 gbit, 50us", 50e-6, 312.5e6),
         ("64kbit,1.5s", 1.5, 8e3),
@@ -35,7 +37,9 @@ def test_a_link_is_a_bandwidth_and_a_latency(text, latency_s, bytes_per_s):
     assert parse_link(text) == pytest.approx((latency_s, bytes_per_s))
 
 
-@pytest.mark.parametrize("text", ["", "100", "0Mbit", "100MB", "8ms", "100Mbit,8", "1Gbit,8ms,9"])
+@pytest.mark.parametrize(
+    "text", ["", "100", "0Mbit", "100MB", "100MBps", "8ms", "100Mbit,8", "1Gbit,8ms,9"]
+)
 def test_another_link_is_refused_with_the_units_and_an_example(text):
     with pytest.raises(SettingsError, match=r"kbit, Mbit or Gbit .* us, ms or s, such as 100Mbit"):
         parse_link(text)

@@ -67,6 +67,12 @@ def test_the_figures_follow_from_the_history() -> None:
     assert (first.duration_s, second.epochs) == (90.0, 2)
 
 
+def test_an_accuracy_in_percent_is_no_goal_of_jobs_that_report_fractions() -> None:
+    pair = make_history(4), make_history(2, id=SECOND, name="other")
+    with pytest.raises(IncomparableError, match=r"--reaches is 75, .* give 0\.75 for 75 %"):
+        compare(*pair, reaches=75)
+
+
 def test_bytes_sent_are_divided_by_method() -> None:
     parts = {"payload_by_method": {"qsgd": 1}, "wire_by_method": {"qsgd": 2000}}
     rows = [make_epoch(n, bytes={"wire": 2000, **parts}) for n in range(2)]
