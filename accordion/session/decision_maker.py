@@ -8,7 +8,7 @@ from dataclasses import replace
 from accordion.base.messages import Decision, Override, Report
 from accordion.config import Config
 from accordion.decide.controller import Controller, Decider
-from accordion.decide.overrides import check_types
+from accordion.decide.override_types import check_types
 from accordion.hook.exchange_planner import Proposal
 
 

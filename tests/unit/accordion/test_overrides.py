@@ -13,7 +13,8 @@ from accordion.base.local_steps import LocalSteps
 from accordion.base.messages import Decision, Override
 from accordion.config import BatchConfig, Config
 from accordion.decide.override_levels import resolve_batch, resolve_level, resolve_local_steps
-from accordion.decide.overrides import check_interval, check_layers, check_types, matching_layers
+from accordion.decide.override_types import check_types
+from accordion.decide.overrides import check_interval, check_layers, matching_layers
 from tests.unit.accordion.reports import NAMES, controller, report
 
 INTERVALS = st.tuples(st.integers(0, 9), st.none() | st.integers(1, 12))
