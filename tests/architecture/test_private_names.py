@@ -25,7 +25,7 @@ PRIVATE_LEFT = {
     "tests.distributed.test_state": 1,
     "tests.gpu.test_one_card": 1,
     "tests.unit.accordion.test_allocations": 1,
-    "tests.unit.accordion.test_compressors": 2,
+    "tests.unit.accordion.test_compressors": 1,
     "tests.unit.accordion.test_host_waits": 1,
     "tests.unit.accordion_ray.test_train_context": 1,
     "tests.unit.workers.test_memory": 3,
