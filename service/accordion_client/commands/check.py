@@ -102,6 +102,12 @@ def find_doubts(job: JobSpec) -> list[str]:
             f"training.optimizer.lr is {optimizer.lr:g} with {optimizer.name}, which is rarely"
             " trained with more than 0.01; lower it, or take sgd"
         )
+    if 1 < job.num_shards == job.workers.max:
+        doubts.append(
+            f"parallelism.shard is {job.num_shards}, as workers.max: all workers hold one model"
+            " together, and nothing is exchanged that could be compressed; raise workers.max to"
+            f" {2 * job.num_shards} for a second replica"
+        )
     return doubts
 
 

@@ -136,12 +136,14 @@ def test_a_guest_is_no_job(alone: Accordion, spec: Path) -> None:
         ("training.warmup.epochs=5", "warmup.epochs is 5, and the job has 5"),
         ("training.optimizer={name: adamw, lr: 0.1}", "lr is 0.1 with adamw"),
         ("training.lr_decay.at=[2, 4]", ""),
+        ("parallelism={shard: 2}", "shard is 2, as workers.max: all workers hold one model"),
     ],
 )
 def test_what_hardly_anybody_wants_is_doubted(
     alone: Accordion, spec: Path, change: str, doubt: str
 ) -> None:
-    said = alone("check", spec, "--set", "training.epochs=5", "--set", change)
+    two = ("--set", "workers={min: 2, max: 2}")
+    said = alone("check", spec, "--set", "training.epochs=5", *two, "--set", change)
     assert (said.code, "is a job" in said.out) == (0, True)
     assert doubt in said.err
     assert bool(said.err) == bool(doubt)
