@@ -229,7 +229,8 @@ class _Intake:
         """Update what a stored progress proves, unless a newer group has begun since."""
         if _group(progress) < _cursor_position(self._job)[:2]:
             return
-        if self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}:
+        waits = self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}
+        if waits and self._job.world_size:
             mark_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
             self._update_overrides(lambda status: transitions.expire(status, progress.epoch), now)
