@@ -21,7 +21,7 @@ from accordion_service.domain.overrides import transitions
 from accordion_service.runtime.protocol import Node
 from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import append_end_event, append_event
-from accordion_service.store.ingest import record_ingest
+from accordion_service.store.ingest import attempt_losses, record_ingest
 from accordion_service.store.reads import time_limits
 from accordion_service.store.scheduling.end_messages import describe_end, describe_pause
 from accordion_service.store.scheduling.guests import insert_guest, update_guest
@@ -267,6 +267,7 @@ class SchedulerWrites:
         def change(session: Session, job: JobRow) -> None:
             self._ingest(session, job, history, now=now)
             _close_attempt(session, job, reason, message=message, now=now)
+            attempt_losses.count_lost_group(job)
             job.lost_attempts += 1
             if job.lost_attempts > budget:
                 failed = Reason.START_FAILED if reason is Reason.START_TIMED_OUT else Reason.LOST
