@@ -86,6 +86,8 @@ class FakeJob:
     """World size of the group that trains, or trained last."""
     cause: Literal["start", "resize", "recovery"] = "start"
     """Why the next group takes over."""
+    missed: int = 0
+    """Checkpoints that could not be saved, the newest ones."""
     end: EndRecord | None = None
 
     @property
@@ -165,6 +167,8 @@ def _whole_progress(job: FakeJob, *, now: float) -> Progress:
         step_s_by_phase={name: 0.02 * part for name, part in _PHASES.items()},
         link={"latency_s": 0.0002, "bytes_per_s": 12e6},
         exchange_wait_s=0.004,
+        failed_checkpoints=job.missed,
+        failed_checkpoints_in_a_row=job.missed,
         wait_s_by_level=_WAITS if job.launch.spec.policy.name == "cost_aware" else {},
         seconds_by_phase={
             name: 0.4 * part * job.step / job.steps_per_epoch for name, part in _PHASES.items()

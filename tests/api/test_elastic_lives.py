@@ -185,6 +185,32 @@ def test_another_attempt_starts_with_what_is_granted_then(world: World) -> None:
     assert told(world, job_id, "resizing")[1:] == []
 
 
+def test_an_attempt_that_is_lost_with_its_machines_is_counted_as_a_failed_group(
+    world: World,
+) -> None:
+    world.runtime.ticks_per_epoch = 4
+    job_id = world.submit(**LONG)
+    jobs = world.runtime.jobs
+    world.turn_until(lambda: job_id in jobs and jobs[job_id].tick == 3)
+    unsaved = world.job(job_id).progress["step"] - jobs[job_id].saved.step  # type: ignore[index]
+    assert unsaved > 0
+    world.runtime.lose(job_id)
+    world.turn_until(lambda: world.job(job_id).attempt == 2)
+    assert world.job(job_id).failures == 1
+    world.train(job_id)
+    job, second = world.job(job_id), world.history.attempts(job_id)[1]
+    assert job.tally == second.tally
+    assert (job.failures, job.tally["recoveries"]) == (1, {"infrastructure": 1})
+    assert job.tally["steps_rolled_back"] == unsaved
+    assert job.tally["seconds_lost"] > 0
+    world.pause(job_id)
+    world.reach(job_id, Status.PAUSED)
+    world.resume(job_id)
+    world.train(job_id)
+    again = world.job(job_id)
+    assert (again.attempt, again.failures, again.tally) == (3, 1, job.tally)
+
+
 def test_paused_job_holds_no_workers_and_continues_from_its_checkpoint(world: World) -> None:
     job_id = world.submit(**SHORT)
     world.turn_until(lambda: world.epochs(job_id) == [0, 1])

@@ -48,3 +48,24 @@ def test_a_job_that_starts_without_its_storage_has_that_reason_until_it_is_there
     world.runtime.stuck.discard(job_id)
     world.train(job_id)
     assert world.job(job_id).reason == Reason.TRAINING
+
+
+def test_a_job_whose_workers_ended_as_its_storage_is_full_has_none_until_it_recovers(
+    world: World,
+) -> None:
+    job_id = world.submit()
+    world.train(job_id)
+    world.runtime.stuck.add(job_id)
+    fake = world.runtime.jobs[job_id]
+    fake.phase, fake.says, world.runtime.placed[job_id] = "waiting", "no space left", ()
+    world.turn_until(lambda: world.job(job_id).reason == Reason.WAITING_FOR_STORAGE)
+    job = world.job(job_id)
+    assert (job.status, job.message, job.world_size) == (Status.RUNNING, "no space left", 0)
+    fake.phase, fake.says = "running", "0 of 2 worker processes ready"
+    world.turn(20)
+    assert world.job(job_id).reason == Reason.WAITING_FOR_STORAGE, "no worker trains yet"
+    world.runtime.stuck.discard(job_id)
+    del world.runtime.placed[job_id]
+    world.runtime.break_group(job_id)
+    world.turn_until(lambda: world.job(job_id).reason == Reason.TRAINING)
+    assert (world.job(job_id).status, world.job(job_id).world_size) == (Status.RUNNING, 2)

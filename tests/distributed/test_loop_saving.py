@@ -27,6 +27,7 @@ from accordion_workers.training.checkpointing import (
 )
 from accordion_workers.training.clock import Clock
 from accordion_workers.training.loop import train_batch, train_job
+from accordion_workers.training.reports import report_progress
 from accordion_workers.training.sampler import epoch_order
 from accordion_workers.training.train_state import TrainState, build_train_state
 from tests.distributed import gate
@@ -227,6 +228,25 @@ def test_a_write_that_fails_on_one_rank_is_reported_removed_and_retried_at_the_n
     assert "failure 1 of this worker group" in line
     assert (other, left) == (error, [])
     assert record.step == 2
+
+
+def fail_and_report(rank: int, storage: Path) -> list[tuple[int, int]]:
+    """Two checkpoints fail, and the third does not."""
+    link = RecordingLink()
+    run = begun(rank, storage, LARGE, link)
+    for save in (partial(limited, wait=False), partial(limited, wait=False), save_checkpoint):
+        steps(run, 1)
+        save(run)
+        wait_for_pending_save(run)
+        report_progress(run, last=True)
+    return [
+        (progress.failed_checkpoints, progress.failed_checkpoints_in_a_row)
+        for progress in link.progresses
+    ]
+
+
+def test_progress_counts_checkpoints_that_fail_until_one_is_complete(run_group, tmp_path):
+    assert run_group(2, fail_and_report, tmp_path)[0] == [(1, 1), (2, 2), (2, 0)]
 
 
 def fail_and_wait(rank: int, storage: Path) -> tuple[bool, list[str], list[Any]]:

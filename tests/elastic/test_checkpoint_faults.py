@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from accordion_workers.records.contract import CheckpointRecord, Started
+from accordion_service.runtime.ray_backend import RayBackend
+from accordion_workers.records.contract import CheckpointRecord, FailureRecord, Started
 from tests.conftest import Require
-from tests.elastic.conftest import Watch, find_failures, kill, wait_for
+from tests.elastic.conftest import Watch, find_failures, kill, started_jobs, wait_for
+from tests.elastic.faults import Watched, job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.elastic, pytest.mark.timeout(900)]
 AFTER = 30
@@ -73,6 +75,34 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(
         assert find_failures(watched) == []
         assert watched.life.all(CheckpointRecord)[-1].step > full_at
         assert any("No space left" in line.text for line in watched.life.logs)
+
+
+def test_a_full_job_directory_lets_the_job_wait_until_there_is_room(
+    backend: RayBackend, tmp_path: Path, require: Require
+) -> None:
+    folder = tmp_path / "steps"
+    folder.mkdir()
+    with (
+        small_disk(require, tmp_path / "disk", megabytes=4) as disk,
+        started_jobs(backend, disk) as start,
+    ):
+        watched = Watched(start(job(folder)), folder)
+        watched.reach(AFTER)
+        filler = disk / "filler"
+
+        def waits() -> bool:
+            # Older checkpoints that are removed leave room for some records.
+            fill(filler)
+            watched.life.look()
+            [supervisor] = backend.supervisors()
+            return (supervisor.phase, supervisor.placed) == ("waiting", ())
+
+        wait_for(waits, watched.life.story)
+        [supervisor] = backend.supervisors()
+        assert "No space left on device" in supervisor.message
+        filler.unlink()
+        watched.survived("job directory full")
+        assert all(failure.is_storage for failure in watched.life.all(FailureRecord))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from accordion_service.schemas.format import (
     format_metric,
     format_metrics,
     format_milliseconds,
+    format_missed_checkpoints,
     format_number,
     format_override,
     format_packages,
@@ -212,6 +213,8 @@ def _summarize_job(job: JobView) -> list[str]:
             f"metrics    loss {format_number(now.loss)}, lr {format_number(now.lr, 3)}{measured}",
             f"bytes      {format_sent_bytes(now.bytes)}",
         ]
+        if missed := now.failed_checkpoints_in_a_row:
+            lines.append(f"unsaved    {format_missed_checkpoints(missed)}")
     return lines
 
 

@@ -130,8 +130,9 @@ class Attempts:
         if has_new_data(job, drained) and self._reports.store(job, token, drained):
             self._clear_message(state, drained)
         elif state is not None:
+            waits, has_workers = state.phase == "waiting", state.placed != ()
             self._writes.record_wait_message(
-                job, token, state.message, waits=state.phase == "waiting"
+                job, token, state.message, waits=waits, has_workers=has_workers
             )
         if job.id in self._reports.answered:
             self._orders.deliver(job, drained.orders_version, token)

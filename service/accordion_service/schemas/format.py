@@ -276,6 +276,12 @@ def format_elasticity(cost: ElasticityStats) -> str:
     return ", ".join([*parts, _format_cost(cost.steps_rolled_back, cost.seconds_lost)])
 
 
+def format_missed_checkpoints(count: int) -> str:
+    """Describe the checkpoints since the newest complete one."""
+    which = "newest checkpoint" if count == 1 else f"newest {count} checkpoints"
+    return f"the {which} could not be saved; the log of the job has the cause"
+
+
 def _format_count(count: int, one: str, more: str) -> str:
     return f"{count} {one if count == 1 else more}"
 

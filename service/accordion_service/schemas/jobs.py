@@ -92,6 +92,10 @@ class ProgressView(Answer):
     """Micro-batches of a global batch that each rank takes, more on faster workers; empty if they
     are unknown, as in a guest run.
     """
+    failed_checkpoints_in_a_row: int = 0
+    """Checkpoints since the newest complete one that could not be saved, or were skipped because
+    the one before was still being written; 0 in a guest run.
+    """
     updated_at: datetime
     """Time of this report."""
 

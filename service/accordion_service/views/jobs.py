@@ -125,6 +125,7 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
             "micro_batches_by_rank": now["micro_batches_by_rank"],
             "steps": steps,
             "eta_s": max(0, steps - now["step"]) * step_s if steps and step_s else None,
+            "failed_checkpoints_in_a_row": now.get("failed_checkpoints_in_a_row", 0),
             "updated_at": now["time"],
         }
     )

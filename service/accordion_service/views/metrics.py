@@ -130,6 +130,11 @@ _JOB_FAMILIES: Mapping[str, Family] = {
     "accordion_job_checkpoint_blocked_seconds": Family(
         "gauge", "Seconds for which the newest checkpoint blocked training."
     ),
+    "accordion_job_failed_checkpoints_total": Family(
+        "counter",
+        "Checkpoints of the current worker group that could not be saved, or were skipped because"
+        " the previous one was still being written.",
+    ),
     "accordion_job_progress_timestamp_seconds": Family(
         "gauge", "Time of the newest progress report."
     ),
@@ -281,6 +286,8 @@ def _training_samples(facts: _Facts) -> Iterator[Sample]:
     if progress.global_batch or facts.row.kind == Kind.JOB:
         is_training = facts.row.status == Status.RUNNING
         yield Sample("accordion_job_samples_per_second", progress.samples_per_s * is_training, {})
+    if facts.row.kind == Kind.JOB:
+        yield Sample("accordion_job_failed_checkpoints_total", progress.failed_checkpoints, {})
     yield Sample("accordion_job_progress_timestamp_seconds", progress.time, {})
     for kind, count in progress.bytes.totals().items():
         yield Sample("accordion_job_bytes_total", count, {"kind": kind})

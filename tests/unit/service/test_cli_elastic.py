@@ -47,6 +47,21 @@ def test_resize_gives_a_running_job_other_workers(
     assert "1 resize (allocation changed 1), 0 steps rolled back, 0.8 s lost" in shown
 
 
+def test_show_tells_of_checkpoints_that_fail_until_one_is_complete(
+    accordion: Accordion, running: str, service: Live
+) -> None:
+    assert "could not be saved" not in accordion("show", running).out
+    service.runtime.jobs[running].missed = 3
+    with Client(service.url) as client:
+        next(
+            _
+            for _ in client.events(running)
+            if client.job(running).progress.failed_checkpoints_in_a_row  # type: ignore[union-attr]
+        )
+    shown = accordion("show", running).out
+    assert "the newest 3 checkpoints could not be saved; the log of the job has the cause" in shown
+
+
 def test_a_size_that_the_job_cannot_have_is_a_usage_error(
     accordion: Accordion, running: str
 ) -> None:

@@ -290,6 +290,16 @@ def test_predicted_waits_stand_beside_the_measured_one(database):
     assert value(text, "accordion_exchange_wait_seconds", job_id="j") == 0.05
 
 
+def test_checkpoints_that_fail_are_counted_from_the_first_progress_on(database):
+    text = scrape(
+        database,
+        job_row(progress=progress(failed_checkpoints=3, failed_checkpoints_in_a_row=2)),
+        job_row("new"),
+    )
+    assert value(text, "accordion_job_failed_checkpoints_total", job_id="j") == 3
+    assert value(text, "accordion_job_failed_checkpoints_total", job_id="new") == 0
+
+
 def test_a_straggler_and_what_a_checkpoint_costs_are_seen(database):
     text = scrape(database, *everything())
     assert value(text, "accordion_step_compute_seconds", job_id="j", rank="1") == 0.9

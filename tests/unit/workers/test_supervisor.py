@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -393,9 +394,11 @@ def unmounted(cluster: FakeCluster, tmp_path: Path) -> Path:
     return here
 
 
-def begin(cluster: FakeCluster, here: Path, on_pause: Callable[[Supervisor], object]) -> FakePool:
+def begin(
+    cluster: FakeCluster, here: Path, on_pause: Callable[[Supervisor], object], *, attempt: int = 2
+) -> FakePool:
     """Run an attempt that knows of seven saved steps to its end; `on_pause` hears each pause."""
-    started = launch(here).model_copy(update={"attempt": 2, "saved_step": 7})
+    started = launch(here).model_copy(update={"attempt": attempt, "saved_step": 7})
     pool = FakePool(started, ["completed"], True)
     found: list[Supervisor] = []
 
@@ -439,3 +442,38 @@ def test_a_job_can_be_paused_while_its_storage_is_not_mounted(
     )
     assert pool.generations == []
     assert [item.payload.kind for item in read_records(unmounted)] == ["paused"]
+
+
+@pytest.fixture
+def full_storage(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Files in which nothing can be written while the set holds `full`."""
+    full, open_file = {"full"}, Path.open
+
+    def open_or_refuse(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if full and mode != "r" and mode != "rb":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return open_file(path, mode, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", open_or_refuse)
+    return full
+
+
+def test_a_supervisor_that_cannot_record_a_failure_waits_for_its_storage(
+    cluster: FakeCluster, tmp_path: Path, full_storage: set[str]
+) -> None:
+    full_storage.clear()
+    journal(tmp_path).write(STARTED)
+    full_storage.add("full")
+    states: list[Any] = []
+
+    def free_at_last(supervisor: Supervisor) -> None:
+        states.append(supervisor.state())
+        if len(states) == 3:
+            full_storage.clear()
+
+    pool = begin(cluster, tmp_path, free_at_last, attempt=1)
+    assert {(phase, placed) for phase, _, placed, _ in states} == {("waiting", ())}
+    assert "No space left on device" in states[0][1]
+    assert (the_end(tmp_path), len(pool.generations)) == (COMPLETED, 1)
+    [failure] = recorded(tmp_path, "failure")
+    assert (failure.is_storage, "No space left on device" in failure.message) == (True, True)

@@ -268,7 +268,9 @@ class AsyncSave:
 
 @dataclass(slots=True, kw_only=True)
 class SaveStatus:
-    """State of a worker's checkpoints; everything except times is equal on all ranks."""
+    """State of a worker's checkpoints; equal on all ranks except for times, and for what only
+    rank 0 has.
+    """
 
     pending: AsyncSave | None = None
     """Save in progress, or finished with a result that was not read yet."""
@@ -276,12 +278,21 @@ class SaveStatus:
     """Checkpoints started by this worker group."""
     failed: int = 0
     """Checkpoints of this worker group that could not be written."""
+    missed: int = 0
+    """Checkpoints of this worker group that failed or were skipped; counted on rank 0 at once."""
+    missed_in_a_row: int = 0
+    """Failed or skipped checkpoints since the newest complete one; counted on rank 0."""
     newest: str | None = None
     """Name of the last completed checkpoint, or of the one that this worker group resumed from."""
     lineage: Lineage = field(default_factory=Lineage)
     """Surviving line up to this worker group; set on rank 0."""
     began_s: float = math.inf
     """Start of the last save, on the clock's `elapsed`; infinite until training has started."""
+
+    def count_missed(self) -> None:
+        """Count a checkpoint that failed or was skipped."""
+        self.missed += 1
+        self.missed_in_a_row += 1
 
 
 def rank_file_name(rank: int) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accordion_workers.checkpoint.lineage import Lineage
+from accordion_workers.checkpoint.storage import storage_advice
+from accordion_workers.common.error_kinds import is_raised_by_storage
 from accordion_workers.common.errors import EngineUnavailable, PackagesError, WorkerError
 from accordion_workers.common.names import NAMESPACE, SupervisorName, supervisor_name
 from accordion_workers.common.plain_text import clean_text
@@ -70,7 +72,7 @@ FLUSH_S = 10.0
 log = logging.getLogger(__name__)
 Phase = Literal["starting", "resolving", "running", "waiting", "ended"]
 """`resolving`: no worker process is requested before the packages of the job are resolved;
-`waiting`: a worker group waits for its storage.
+`waiting`: a worker group, or the supervisor itself, waits for the storage of the job.
 """
 
 
@@ -102,6 +104,12 @@ class Supervisor:
         self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
         self._placed: tuple[str, ...] | None = None
         self._avoided: tuple[str, ...] = ()
+        self._loss = FailureRecord(
+            cause="infrastructure",
+            rank=None,
+            message="the supervisor's process is gone, and its workers with it",
+        )
+        """How the worker groups that this process finds recorded were lost."""
         threading.Thread(target=self._run, name="supervisor", daemon=True).start()
 
     def state(self) -> tuple[Phase, str, tuple[str, ...] | None, tuple[str, ...]]:
@@ -130,11 +138,25 @@ class Supervisor:
                 self._publish_end(self._find_recorded_end() or self._run_attempt())
         except Exception as error:
             # Nothing else would end the job, so the supervisor retries until the storage is back.
-            why = f"the supervisor cannot continue: {type(error).__name__}: {error}"
-            self.publish_status(f"{why}; it retries in {TRY_AGAIN_S:g} s")
             log.exception("the supervisor cannot continue")
+            self._publish_loss(error)
             return False
         return True
+
+    def _publish_loss(self, error: Exception) -> None:
+        """Publish why no worker group runs; the next try records that if it ended one."""
+        why, is_storage = f"{type(error).__name__}: {error}", False
+        if isinstance(error, OSError) and is_raised_by_storage(error):
+            # Without the file's name, which differs with each try.
+            cause = error.strerror or str(error)
+            why = f"it cannot use {self._storage} ({cause}); {storage_advice(error)}"
+            is_storage = True
+        why = f"the supervisor cannot continue: {why}"
+        self._loss = FailureRecord(
+            cause="infrastructure", rank=None, message=why, is_storage=is_storage
+        )
+        self._placed = ()
+        self.publish_status(f"{why}; it retries every {TRY_AGAIN_S:g} s", is_waiting=is_storage)
 
     def _wait_for_records(self) -> None:
         """Wait while a job that has saved steps finds no record of a group in its directory: that
@@ -284,7 +306,7 @@ class Supervisor:
         sender.close()
 
     def _record_lost_workers(self) -> PreviousGroup | None:
-        """Record the workers lost with an earlier supervisor process; return their last step."""
+        """Record the workers lost with an earlier try or process; return their last step."""
         ours = self._read_own_records()
         groups = [record.payload for record in ours if isinstance(record.payload, Started)]
         if not groups:
@@ -294,10 +316,7 @@ class Supervisor:
         progress = self._fetch_progress()
         if progress is not None and progress.attempt == self._launch.attempt:
             step, seen_at = max(step, progress.step), max(seen_at, progress.time)
-        lost = "the supervisor's process is gone, and its workers with it"
-        self.record_failure(
-            FailureRecord(cause="infrastructure", rank=None, step=step, message=lost)
-        )
+        self.record_failure(self._loss.model_copy(update={"step": step}))
         return PreviousGroup(
             cause="recovery", world_size=groups[-1].world_size, step=step, time=seen_at
         )

@@ -295,6 +295,12 @@ class Progress(Strict):
     """Seconds for which a step waited for exchanges after its last gradient, as measured before the
     last decision; null if it was not measured.
     """
+    failed_checkpoints: int = 0
+    """Checkpoints of this worker group that could not be saved, or were skipped because the one
+    before was still being written; 0 in a guest run.
+    """
+    failed_checkpoints_in_a_row: int = 0
+    """Failed or skipped checkpoints since the newest complete one."""
 
 
 class LogLine(Reported):

@@ -256,6 +256,7 @@ def _is_save_slow(state: TrainState) -> bool:
 
 def _log_skipped(state: TrainState) -> None:
     if state.context.rank == 0 and state.save_status.pending is not None:
+        state.save_status.count_missed()
         seconds = state.phases.clock.elapsed() - state.save_status.began_s
         state.context.link.log(
             f"warning: the checkpoint that was due after step {state.session.steps} is skipped:"
@@ -323,6 +324,7 @@ def _post_record(
     """Post the checkpoint's record; on rank 0, in the saving thread. `blocked_s` is None if
     training stood still all the time.
     """
+    state.save_status.missed_in_a_row = 0
     seconds = state.phases.clock.elapsed() - start
     record = CheckpointRecord(
         name=manifest.name,
@@ -345,6 +347,7 @@ def _post_record(
 
 def _log_failure(state: TrainState, error: str, *, count: int) -> None:
     """Log that a checkpoint could not be written; on rank 0, in the saving thread."""
+    state.save_status.count_missed()
     state.context.link.log(
         f"warning: {error}; that was failure {count} of this worker group; the newest that can be"
         f" resumed from is {_newest_name(state)}, and the next one that is due tries again"

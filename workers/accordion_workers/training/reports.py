@@ -169,6 +169,8 @@ def report_progress(state: TrainState, *, last: bool = False, loss: float | None
             exchange_wait_s=state.decider.exchange_wait_s,
             global_batch=state.session.global_batch,
             steps=state.num_steps,
+            failed_checkpoints=state.save_status.missed,
+            failed_checkpoints_in_a_row=state.save_status.missed_in_a_row,
         )
     )
     state.progress_s, state.progress_samples = now, 0

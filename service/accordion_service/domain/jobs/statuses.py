@@ -76,8 +76,8 @@ class Reason(StrEnum):
     - `NEVER_FITS`: the smallest worker group is larger than the cluster as it is.
     - `ADMITTED`: capacity is reserved for the next attempt.
     - `TRAINING`: the workers train.
-    - `WAITING_FOR_STORAGE`: the workers, or the start of the job, wait until the storage of its
-      checkpoints can be read and written, and has what the job saved; nothing is lost.
+    - `WAITING_FOR_STORAGE`: the workers, the start of the job, or its supervisor wait until the
+      storage of the job can be read and written, and has what the job saved.
     - `WORKERS_LOST`: worker processes or their node died.
     - `RETRYING`: a worker failed; the next group continues from the newest checkpoint.
     - `RESIZE_ORDERED`: a user or the scheduler requested another number of workers.

@@ -33,6 +33,15 @@ def find_last_step(
     attempt = session.get(AttemptRow, (job.id, job.attempt))
     if job.kind != Kind.GUEST or attempt is None:
         return None
+    return find_newest_step(session, attempt, progresses)
+
+
+def find_newest_step(
+    session: Session, attempt: AttemptRow, progresses: Iterable[Mapping[str, Any] | None]
+) -> ReportedStep | None:
+    """Return the newest step in these progresses, and in stored decisions, of the worker group that
+    the attempt started last; None if it reported no step.
+    """
     group = (attempt.number, attempt.generation)
     reported = [
         ReportedStep(progress["step"], progress["time"])
@@ -40,7 +49,7 @@ def find_last_step(
         if progress is not None and (progress["attempt"], progress["generation"]) == group
     ]
     query = select(DecisionRow.step, DecisionRow.time).where(
-        DecisionRow.job_id == job.id, DecisionRow.generation == attempt.generation
+        DecisionRow.job_id == attempt.job_id, DecisionRow.generation == attempt.generation
     )
     newest = query.order_by(DecisionRow.step.desc()).limit(1)
     reported += [ReportedStep(*row) for row in session.execute(newest)]
@@ -66,4 +75,4 @@ def count_steps(step: int | None, last: ReportedStep | None) -> int | None:
     return step if last is None or step is None else max(step, last.step)
 
 
-__all__ = ["ReportedStep", "count_loss", "count_steps", "find_last_step"]
+__all__ = ["ReportedStep", "count_loss", "count_steps", "find_last_step", "find_newest_step"]

@@ -28,13 +28,12 @@ from accordion_service.domain.performance.elasticity import (
 )
 from accordion_service.store.engine.events import append_event, load_newest_times
 from accordion_service.store.engine.upserts import Upserts
-from accordion_service.store.ingest import guest_losses
+from accordion_service.store.ingest import attempt_losses, guest_losses
 from accordion_service.store.tables.models import (
     AttemptRow,
     CheckpointRow,
     DecisionRow,
     EpochRow,
-    EventRow,
     JobRow,
     LogChunkRow,
     OverrideRow,
@@ -229,7 +228,8 @@ class _Intake:
         """Update what a stored progress proves, unless a newer group has begun since."""
         if _group(progress) < _cursor_position(self._job)[:2]:
             return
-        if self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}:
+        waits = self._job.reason in {Reason.WAITING_FOR_STORAGE, Reason.NO_STEPS}
+        if waits and self._job.world_size:
             mark_training(self._session, self._job, now=now)
         if old is None or old["epoch"] != progress.epoch:
             self._update_overrides(lambda status: transitions.expire(status, progress.epoch), now)
@@ -246,9 +246,8 @@ class _Intake:
             self._job.storage = {**started.storage.model_dump(mode="json"), "seen_at": record.time}
         if self._job.kind == Kind.JOB:
             self._job.ray_run = _ray_run(self._job, record.attempt, started)
-        started = guest_losses.count_loss(started, self._find_last_step(), now=record.time)
+        started, cause = self._count_loss(record, started)
         self._delete_repeated_work(record, started)
-        cause = self._find_announced_cause(record)
         self._job.tally = _add_change(stored_elasticity(self._job), started, cause)
         attempt = self._session.get(AttemptRow, (self._job.id, record.attempt))
         if attempt is not None:
@@ -257,27 +256,32 @@ class _Intake:
             attempt.tally = _add_change(stored_elasticity(attempt), started, cause)
         if record.attempt == self._job.attempt:
             self._start_training(record, started)
-        why = "start" if started.cause == "start" else cause
         data = started.model_dump(mode="json", exclude={"kind", "layers"})
-        self._append_event(record, "workers", {"what": "started", "why": why, **data})
+        self._append_event(record, "workers", {"what": "started", "why": cause, **data})
         self._update_overrides(
             lambda status: transitions.restart(status, started.epoch, started.step), record.time
         )
 
-    def _find_last_step(self) -> guest_losses.ReportedStep | None:
-        self._upserts.write()
-        progresses = [self._progress_before, stored_progress(self._job)]
-        return guest_losses.find_last_step(self._session, self._job, progresses)
+    def _count_loss(self, record: Record, started: Started) -> tuple[Started, str]:
+        """Return the start with what it repeats as far as the service knows more than its workers,
+        and why the group started.
+        """
+        session, job, now = self._session, self._job, record.time
+        lost = attempt_losses.find_lost_attempt(session, job, record.attempt)
+        cause = attempt_losses.find_cause(session, record, started, job=job, lost=lost)
+        if lost is None:
+            return guest_losses.count_loss(started, self._find_last_step(), now=now), cause
+        last = guest_losses.find_newest_step(session, lost, self._list_progresses())
+        again = attempt_losses.count_loss(started, lost, last, queued_at=job.queued_at, now=now)
+        return again, cause
 
-    def _find_announced_cause(self, record: Record) -> str:
-        """The cause of the attempt's newest resize or failure."""
-        data_of_changes = select(EventRow.data).where(
-            EventRow.job_id == self._job.id, EventRow.type == "workers"
-        )
-        for data in self._session.scalars(data_of_changes.order_by(EventRow.seq.desc())):
-            if data.get("attempt") == record.attempt and data.get("what") in {"resizing", "failed"}:
-                return str(data.get("cause", "unknown"))
-        return "unknown"
+    def _find_last_step(self) -> guest_losses.ReportedStep | None:
+        return guest_losses.find_last_step(self._session, self._job, self._list_progresses())
+
+    def _list_progresses(self) -> list[dict[str, Any] | None]:
+        """Return the last two progresses of the job; earlier records are in the database then."""
+        self._upserts.write()
+        return [self._progress_before, stored_progress(self._job)]
 
     def _start_training(self, record: Record, started: Started) -> None:
         self._job.world_size = started.world_size
@@ -464,9 +468,9 @@ def _is_newer(progress: Progress, old: dict[str, Any] | None) -> bool:
 
 
 def _add_change(kept: ElasticityStats, started: Started, cause: str) -> dict[str, Any]:
-    """Add the cost of this change of group; `cause` is the announced one."""
+    """Add the cost of this change of group; `cause` is `start` if nothing changed."""
     tally = add_cost(kept, started.seconds_lost, started.steps_rolled_back)
-    if started.cause != "start":
+    if cause != "start":
         tally = (count_resize if started.cause == "resize" else count_recovery)(tally, cause)
     return asdict(tally)
 

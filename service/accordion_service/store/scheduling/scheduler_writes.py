@@ -21,7 +21,7 @@ from accordion_service.domain.overrides import transitions
 from accordion_service.runtime.protocol import Node
 from accordion_service.store.engine.database import Database
 from accordion_service.store.engine.events import append_end_event, append_event
-from accordion_service.store.ingest import record_ingest
+from accordion_service.store.ingest import attempt_losses, record_ingest
 from accordion_service.store.reads import time_limits
 from accordion_service.store.scheduling.end_messages import describe_end, describe_pause
 from accordion_service.store.scheduling.guests import insert_guest, update_guest
@@ -34,7 +34,12 @@ from accordion_workers.records.contract import Drained, EndRecord, Guest
 
 Change = Callable[[Session, JobRow], None]
 _SAVES = "saving a checkpoint"
-_WAITING_FOR_WORKERS = frozenset({Status.STARTING, Status.RESIZING, Status.RECOVERING})
+_WAITING_FOR_WORKERS = {
+    Status.STARTING: Reason.ADMITTED,
+    Status.RESIZING: Reason.RESIZE_ORDERED,
+    Status.RECOVERING: Reason.WORKERS_LOST,
+}
+"""Statuses without a worker group, and their reason after a wait for the storage."""
 _AFTER_PAUSE = {
     Desired.PAUSE: (Status.PAUSED, Reason.PAUSED_BY_USER, "resume it to continue from there"),
     Desired.RUN: (
@@ -191,14 +196,20 @@ class SchedulerWrites:
         return self._write_if_unchanged(seen, token, change)
 
     def record_wait_message(
-        self, seen: JobRow, token: int, message: str, *, waits: bool = False
+        self,
+        seen: JobRow,
+        token: int,
+        message: str,
+        *,
+        waits: bool = False,
+        has_workers: bool = True,
     ) -> bool:
         """Show what a job waits for while it starts, changes workers or, with `waits`, trains.
-        `waits` says that it waits for its storage.
+        `waits` says that it waits for its storage, `has_workers` whether it may have processes.
         """
         status, message = Status(seen.status), clean_text(message)
         if status is Status.RUNNING:
-            return self._show_wait(seen, token, message, waits=waits)
+            return self._show_wait(seen, token, message, waits=waits, has_workers=has_workers)
         now, reason = self._clock(), _choose_reason(seen, waits=waits)
         is_shown = (seen.reason, seen.message) == (reason, message)
         if status not in _WAITING_FOR_WORKERS or not message or is_shown:
@@ -211,14 +222,19 @@ class SchedulerWrites:
             ),
         )
 
-    def _show_wait(self, seen: JobRow, token: int, message: str, *, waits: bool) -> bool:
+    def _show_wait(
+        self, seen: JobRow, token: int, message: str, *, waits: bool, has_workers: bool
+    ) -> bool:
         was_shown = seen.reason == Reason.WAITING_FOR_STORAGE
         if waits == was_shown and (not waits or message in {"", seen.message}):
             return True
+        if not waits and not seen.world_size:
+            return True  # The record of its lost workers follows, and then that of the next group.
         now, reason = self._clock(), Reason.WAITING_FOR_STORAGE
 
         def change(session: Session, job: JobRow) -> None:
             if waits:
+                job.world_size = job.world_size if has_workers else 0
                 change_status(session, job, Status.RUNNING, reason=reason, message=message, now=now)
             else:
                 record_ingest.mark_training(session, job, now=now)
@@ -251,6 +267,7 @@ class SchedulerWrites:
         def change(session: Session, job: JobRow) -> None:
             self._ingest(session, job, history, now=now)
             _close_attempt(session, job, reason, message=message, now=now)
+            attempt_losses.count_lost_group(job)
             job.lost_attempts += 1
             if job.lost_attempts > budget:
                 failed = Reason.START_FAILED if reason is Reason.START_TIMED_OUT else Reason.LOST
@@ -421,12 +438,13 @@ class SchedulerWrites:
 
 
 def _choose_reason(job: JobRow, *, waits: bool) -> Reason:
-    """Return the reason of a job without workers; while it starts, `waits` (for its storage) is
-    one.
-    """
-    if job.status != Status.STARTING:
-        return Reason(job.reason)
-    return Reason.WAITING_FOR_STORAGE if waits else Reason.ADMITTED
+    """Return the reason of a job without a worker group; `waits` (for its storage) is one."""
+    status, reason = Status(job.status), Reason(job.reason)
+    if waits:
+        return Reason.WAITING_FOR_STORAGE
+    if status is Status.STARTING or reason is Reason.WAITING_FOR_STORAGE:
+        return _WAITING_FOR_WORKERS.get(status, reason)
+    return reason
 
 
 def _find_user(job: JobRow, reason: Reason) -> str | None:

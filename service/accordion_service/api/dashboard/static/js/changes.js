@@ -31,11 +31,11 @@ const DONE = {
 };
 
 // An attempt that ended is a change of its own, at another time than the begin of the next one.
-function begin(changes, { attempt, world_size: size, epoch, step }, time) {
+function begin(changes, { attempt, world_size: size, epoch, step, seconds_lost: seconds, steps_rolled_back: steps }, time) {
   const ended = changes.at(-1);
   ended.done = true;
   changes.push({
-    kind: "restart", done: true, time, sign: SIGNS.restart, epoch, step, title: `Attempt ${attempt} continues with ${counted(size, "worker")}`,
+    kind: "restart", done: true, time, sign: SIGNS.restart, epoch, step, seconds, steps, title: `Attempt ${attempt} continues with ${counted(size, "worker")}`,
     words: ended.acts ?? [], before: [ended.title, ...ended.words],
   });
 }
@@ -96,7 +96,9 @@ export function allChanges(changes, overrides) {
   return [...changes, ...applied].sort((a, b) => Date.parse(a.time) - Date.parse(b.time));
 }
 
-const cost = (change) => (["resize", "recovery"].includes(change.kind) && change.epoch !== null ? lost(change.steps, change.seconds) : "");
+// A new attempt costs something if the one before it was lost.
+const costs = ({ kind, seconds }) => ["resize", "recovery"].includes(kind) || (kind === "restart" && seconds > 0);
+const cost = (change) => (costs(change) && change.epoch !== null ? lost(change.steps, change.seconds) : "");
 
 // Lines of a mark's tooltip.
 export const wordsOf = (change) => [...(change.before ?? []), change.title, ...change.words, `epoch ${change.epoch}, step ${change.step}`, cost(change)].filter(Boolean);
