@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from sqlalchemy import text
 
@@ -82,3 +84,11 @@ def test_tables_of_another_program_are_named_and_stay(empty_url: str, foreign: l
         upgrade(empty_url)
     with pytest.raises(StartError, match="tables of another program"):
         upgrade(empty_url)
+
+
+def test_a_missing_driver_is_named_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StartError, match=r"package psycopg .*accordion-train\[postgresql\]"):
+        upgrade("postgresql+psycopg://me:hidden@127.0.0.1:1/d")
