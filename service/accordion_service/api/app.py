@@ -60,6 +60,7 @@ from accordion_service.api.request_times import RequestTimes, TimedRequests
 from accordion_service.errors import SettingsError
 from accordion_service.process.garbage_collection import collect_less_often
 from accordion_service.process.logs import configure_logs
+from accordion_service.settings.home import Home
 from accordion_service.settings.setting_list import log_unknown_variables
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
@@ -86,6 +87,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     Raises:
         SettingsError: the service would be reachable from other machines without a token, or
             settings do not fit together.
+        StartError: the home directory or the database cannot be used.
     """
     build_models()
     access = access_of(settings)
@@ -141,6 +143,7 @@ def _routes() -> list[BaseRoute]:
 
 def _build_state(settings: Settings, clock: Clock) -> AppState:
     oidc = read_oidc_config(settings)
+    Home(settings.home).check()
     upgrade(settings.database)
     database, draining = Database(settings.database), threading.Event()
     job_reads, cluster = JobReads(database), ClusterReads(database)
@@ -166,6 +169,7 @@ def serve_api(settings: Settings) -> None:
 
     Raises:
         SettingsError: the port is taken, or a setting is wrong.
+        StartError: the home directory or the database cannot be used.
     """
     listener = _open_socket(settings.host, settings.port)
     configure_logs(settings.log_level, "api")
