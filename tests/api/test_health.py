@@ -21,6 +21,8 @@ FULL = "the disk of the database is full; free some space"
 READ_ONLY = "the database accepts no changes; make its disk writable, or let"
 DAMAGED = "the database is damaged; stop the service, restore a backup"
 
+LACKS_TABLES = "lacks the tables of the service, so it was created anew; restart api and scheduler"
+
 
 def checks(client: TestClient) -> dict[str, tuple[bool, str]]:
     return {
@@ -62,6 +64,21 @@ def test_a_cluster_that_does_not_answer_makes_the_service_unready(
     world.runtime.down = True
     world.turn()
     assert checks(client)["ray"] == (False, "the Ray cluster does not respond; is it running?")
+
+
+@pytest.mark.sqlite_only(
+    "a view of the tables needs them; the test of kinds has PostgreSQL's error"
+)
+def test_a_database_that_was_created_anew_is_told_from_one_that_is_down(
+    client: TestClient, world: World
+) -> None:
+    with world.database.connect_writer() as connection:
+        for table in ("leases", "jobs"):
+            connection.execute(text(f"ALTER TABLE {table} RENAME TO {table}_of_before"))
+    ok, message = checks(client)["database"]
+    assert (ok, LACKS_TABLES in message) == (False, True)
+    answer = client.get("/api/v1/jobs")
+    assert (answer.status_code, LACKS_TABLES in answer.json()["detail"]) == (503, True)
 
 
 def test_liveness_reads_neither_database_nor_cluster(client: TestClient, world: World) -> None:

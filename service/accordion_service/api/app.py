@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 from types import FrameType
 
+import structlog
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from fastapi_offline import FastAPIOffline
@@ -60,9 +61,10 @@ from accordion_service.api.request_times import RequestTimes, TimedRequests
 from accordion_service.errors import SettingsError
 from accordion_service.process.garbage_collection import collect_less_often
 from accordion_service.process.logs import configure_logs
+from accordion_service.settings.home import Home
 from accordion_service.settings.setting_list import log_unknown_variables
 from accordion_service.settings.settings import Settings
-from accordion_service.store.engine.database import Database
+from accordion_service.store.engine.database import Database, hide_password
 from accordion_service.store.migrations import upgrade
 from accordion_service.store.reads.cluster import ClusterReads
 from accordion_service.store.reads.history import HistoryReads
@@ -74,6 +76,7 @@ from accordion_workers.common.described_models import build_models
 _GRACE_S = 10
 """Seconds for open requests to finish after the stop signal; streams end by themselves."""
 
+_log = structlog.get_logger()
 _ENCODED_BYTES = 1000
 """Shorter responses fit into a packet or two, and gain nothing from gzip."""
 _ENCODING_LEVEL = 4
@@ -86,6 +89,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     Raises:
         SettingsError: the service would be reachable from other machines without a token, or
             settings do not fit together.
+        StartError: the home directory or the database cannot be used.
     """
     build_models()
     access = access_of(settings)
@@ -141,6 +145,7 @@ def _routes() -> list[BaseRoute]:
 
 def _build_state(settings: Settings, clock: Clock) -> AppState:
     oidc = read_oidc_config(settings)
+    Home(settings.home).check()
     upgrade(settings.database)
     database, draining = Database(settings.database), threading.Event()
     job_reads, cluster = JobReads(database), ClusterReads(database)
@@ -166,6 +171,7 @@ def serve_api(settings: Settings) -> None:
 
     Raises:
         SettingsError: the port is taken, or a setting is wrong.
+        StartError: the home directory or the database cannot be used.
     """
     listener = _open_socket(settings.host, settings.port)
     configure_logs(settings.log_level, "api")
@@ -203,6 +209,15 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._state.draining.set()
         super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and log where."""
+        await super().startup(sockets)
+        for one in sockets or []:
+            host, port = one.getsockname()[:2]
+            named = f"[{host}]" if ":" in host else host
+            database = hide_password(self._state.settings.database)
+            _log.info("api began", address=f"http://{named}:{port}", database=database)
 
 
 def _open_socket(host: str, port: int) -> socket.socket:

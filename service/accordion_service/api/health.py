@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accordion_service.api.app_state import AppState
 from accordion_service.api.callers import require_scope
 from accordion_service.api.deps import NO_QUERY, StateDep
-from accordion_service.api.problems import describe_problems
+from accordion_service.api.problems import describe_problems, explain_database_error
 from accordion_service.api.process_metrics import ProcessMetrics
 from accordion_service.domain.access import Scope
 from accordion_service.errors import Unavailable
@@ -88,8 +88,9 @@ def _check_database(state: AppState) -> CheckResult:
     except Unavailable as error:
         return CheckResult(ok=False, message=str(error))
     except SQLAlchemyError as error:
+        sentence = explain_database_error(error)
         return CheckResult(
-            ok=False, message=f"does not respond ({type(error).__name__}); see the log"
+            ok=False, message=sentence or f"failed ({type(error).__name__}); see the log"
         )
     return CheckResult(ok=True, message="responds")
 

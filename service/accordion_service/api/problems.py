@@ -42,6 +42,10 @@ _DATABASE_SENTENCES: dict[ErrorKind | None, str] = {
     ErrorKind.DAMAGED: (
         "the database is damaged; stop the service, restore a backup, and start it again"
     ),
+    ErrorKind.NO_TABLES: (
+        "the database lacks the tables of the service, so it was created anew; restart api and"
+        " scheduler, which create them, or before that restore a backup ('accordion restore')"
+    ),
 }
 _log = structlog.get_logger()
 

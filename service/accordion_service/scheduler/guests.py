@@ -22,6 +22,7 @@ from accordion_service.process.trusted_clock import AGREED_S
 from accordion_service.scheduler.deadlines import Deadlines
 from accordion_service.scheduler.order_delivery import OrderDelivery
 from accordion_service.scheduler.report_drain import ReportDrain
+from accordion_service.scheduler.turn_logs import log_failure
 from accordion_service.settings.settings import Settings
 from accordion_service.store.ingest.record_ingest import cursor_of, has_new_data
 from accordion_service.store.reads.jobs import JobReads
@@ -143,8 +144,8 @@ class GuestRuns:
             return
         try:
             is_stored = self._writes.register_guest(guest, token)
-        except Exception:  # noqa: BLE001  # one run must not stop the scheduler
-            _log.exception("guest run not registered", job_id=guest.job_id)
+        except Exception as error:  # noqa: BLE001  # one run must not stop the scheduler
+            log_failure("guest run not registered", error, job_id=guest.job_id)
             return
         if is_stored:
             self._registered[guest.job_id] = guest

@@ -42,6 +42,13 @@ from accordion_service.scheduler.plans import PlanRuns
 from accordion_service.scheduler.report_drain import ReportDrain
 from accordion_service.scheduler.survey import Survey
 from accordion_service.scheduler.time_limits import TimeLimits
+from accordion_service.scheduler.turn_logs import (
+    LeaseLog,
+    OutageLog,
+    describe_outage,
+    is_outage,
+    log_failure,
+)
 from accordion_service.settings.settings import Settings
 from accordion_service.store.engine.database import Database
 from accordion_service.store.ingest.report_writes import ReportWrites
@@ -87,6 +94,7 @@ class Scheduler:
             runtime, scheduler=owner, clock=monotonic, last_s=settings.lease_s
         )
         self._cluster = ClusterState()
+        self._lease_log, self._ray_log = LeaseLog(), OutageLog("Ray", monotonic)
         self._stops_at: float | None = None
         orders = OrderDelivery(runtime, database, self._writes)
         writes = ReportWrites(database, clock, limits)
@@ -180,6 +188,7 @@ class Scheduler:
 
     def _run_turn(self) -> bool:
         token = self._lease.hold()
+        self._lease_log.note_holder(token)
         if token is None:
             self._survey.forget()
             self._plans.stop()
@@ -188,8 +197,8 @@ class Scheduler:
         try:
             self._reconcile_all(token)
             self._housekeeping.run_if_due()
-        except LeaseLost as error:
-            _log.warning("lease lost", error=str(error))
+        except LeaseLost:
+            self._lease_log.note_holder(None)
             self._survey.forget()
             return False
         return True
@@ -199,6 +208,7 @@ class Scheduler:
             if not self._claim.hold():
                 return
             fresh = self._survey.refresh(token)
+            self._ray_log.note_success()
         except RuntimeUnavailable as error:
             self._record_unreachable(token, str(error))
             return
@@ -227,6 +237,7 @@ class Scheduler:
         self._lease.release()
 
     def _record_unreachable(self, token: int, message: str) -> None:
+        self._ray_log.note_failure(message)
         self._writes.record_cluster(token, nodes=None, message=message)
         self._times.stop_unreachable(self._jobs.list_all(), token)
         # The message changes every turn: the cluster row has the newest one, jobs keep the first.
@@ -250,9 +261,9 @@ class Scheduler:
             raise
         except RuntimeUnavailable as error:
             _log.warning("cluster", job_id=job_id, error=str(error))
-        except Exception:  # noqa: BLE001  # one failing job must not block the others
+        except Exception as error:  # noqa: BLE001  # one failing job must not block the others
             self._counts.count_error("job")
-            _log.exception("job", job_id=job_id)
+            log_failure("job", error, job_id=job_id)
 
     def _apply_next_action(self, job: JobRow, state: SupervisorState | None, token: int) -> None:
         now = self._monotonic()
@@ -306,24 +317,32 @@ def run_scheduler(
     database = Database(settings.database)
     scheduler = Scheduler(database=database, runtime=runtime, settings=settings, clock=clock)
     _log.info("scheduler began", database=database.engine.url.render_as_string(hide_password=True))
+    outages = OutageLog("database", time.monotonic)
     while not stop.is_set():
-        _turn(scheduler)
+        _turn(scheduler, outages)
         stop.wait(settings.drain_interval_s)
     if at_once is not None:
-        _end_attempts(scheduler, settings, at_once)
+        _end_attempts(scheduler, outages, settings, at_once=at_once)
     scheduler.release()
     database.close()
     _log.info("scheduler ended")
 
 
-def _turn(scheduler: Scheduler) -> None:
+def _turn(scheduler: Scheduler, outages: OutageLog) -> None:
     try:
         scheduler.run_once()
-    except Exception:  # noqa: BLE001  # the loop's one catch-all: log, and retry
-        _log.exception("turn")
+    except Exception as error:  # noqa: BLE001  # the loop's one catch-all: log, and retry
+        if is_outage(error):
+            outages.note_failure(describe_outage(error))
+        else:
+            _log.exception("turn")
+    else:
+        outages.note_success()
 
 
-def _end_attempts(scheduler: Scheduler, settings: Settings, at_once: threading.Event) -> None:
+def _end_attempts(
+    scheduler: Scheduler, outages: OutageLog, settings: Settings, *, at_once: threading.Event
+) -> None:
     """Let all jobs save and return to the queue."""
     scheduler.begin_stop(settings.cancel_grace_s)
     limit = time.monotonic() + settings.cancel_grace_s + _LAST_TURNS_S
@@ -331,5 +350,5 @@ def _end_attempts(scheduler: Scheduler, settings: Settings, at_once: threading.E
         if at_once.is_set():
             scheduler.begin_stop(0.0)
             limit = min(limit, time.monotonic() + _LAST_TURNS_S)
-        _turn(scheduler)
+        _turn(scheduler, outages)
         time.sleep(settings.drain_interval_s)

@@ -11,6 +11,7 @@ from accordion_service.errors import NotFound, RuntimeUnavailable, Unavailable
 from accordion_service.job_inputs.code import CodeStore
 from accordion_service.job_inputs.environment import JobEnv
 from accordion_service.runtime.protocol import Runtime
+from accordion_service.scheduler.turn_logs import log_failure
 from accordion_service.store.tables.models import PlanRow
 from accordion_service.store.writes.plans import PlanStore
 from accordion_workers.records.contract import JobSpec, PlanTask, name_variable
@@ -55,8 +56,8 @@ class PlanRuns:
                 self._advance(row)
         except RuntimeUnavailable as error:
             _log.warning("cluster", error=str(error))
-        except Exception:  # noqa: BLE001  # a failing plan must not block jobs
-            _log.exception("plan")
+        except Exception as error:  # noqa: BLE001  # a failing plan must not block jobs
+            log_failure("plan", error)
 
     def stop(self) -> None:
         """Stop measuring: the plan is cancelled, or another scheduler works now."""

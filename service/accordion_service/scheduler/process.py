@@ -9,6 +9,7 @@ import threading
 from accordion_service.process.garbage_collection import collect_less_often
 from accordion_service.process.logs import configure_logs
 from accordion_service.scheduler.loop import run_scheduler
+from accordion_service.settings.home import Home
 from accordion_service.settings.setting_list import log_unknown_variables
 from accordion_service.settings.settings import Settings, load_settings
 from accordion_service.store.engine.database import Database
@@ -24,7 +25,9 @@ def serve_scheduler(settings: Settings, *, ends_cluster: bool = False) -> None:
 
     Raises:
         SettingsError: a setting is wrong.
+        StartError: the home directory or the database cannot be used.
     """
+    Home(settings.home).check()
     token = settings.ray_auth_token()
     if token is not None:
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)

@@ -12,6 +12,7 @@ from accordion_service.domain.jobs.statuses import Kind, Reason, Status
 from accordion_service.errors import RuntimeUnavailable
 from accordion_service.runtime.protocol import Runtime, SupervisorState
 from accordion_service.scheduler.pending_logs import PendingLogs
+from accordion_service.scheduler.turn_logs import log_failure
 from accordion_service.store.engine.database_errors import ErrorKind, classify_error
 from accordion_service.store.ingest.record_ingest import (
     JobReport,
@@ -120,9 +121,9 @@ class ReportDrain:
             stored = self._write(token, [(job, reports[job.id]) for job in jobs])
         except LeaseLost:
             raise
-        except Exception:  # noqa: BLE001  # each job is tried by itself afterwards
+        except Exception as error:  # noqa: BLE001  # each job is tried by itself afterwards
             self._counts.count_error("job")
-            _log.exception("jobs", job_ids=[*reports])
+            log_failure("jobs", error, job_ids=[*reports])
             return
         for job_id in stored:
             self._drained[job_id] = Drained(orders_version=reports[job_id].orders_version)

@@ -16,6 +16,7 @@ from accordion_service.domain.webhooks.retries import MAX_ATTEMPTS, DeliveryStat
 from accordion_service.domain.webhooks.serving_order import WebhookTurns
 from accordion_service.domain.webhooks.signatures import sign_message
 from accordion_service.errors import SettingsError
+from accordion_service.scheduler.turn_logs import log_failure
 from accordion_service.scheduler.webhook_sender import WebhookSender
 from accordion_service.settings.secret_box import (
     GIVE_KEY,
@@ -133,8 +134,8 @@ class WebhookDelivery:
         has_failed = True
         try:
             has_failed = self._deliver_due(webhook_id)
-        except Exception:  # noqa: BLE001  # one webhook that fails must not block the others
-            _log.exception("webhook", webhook_id=webhook_id)
+        except Exception as error:  # noqa: BLE001  # one that fails must not block the others
+            log_failure("webhook", error, webhook_id=webhook_id)
         finally:
             self._end_turn(webhook_id, has_failed=has_failed)
 
@@ -169,7 +170,7 @@ class WebhookDelivery:
             _log.info("webhook delivery postponed", webhook=claimed.name, reason=str(error))
             return False
         except Exception as error:  # noqa: BLE001  # without an outcome, it would be tried for ever
-            _log.exception("webhook", webhook=claimed.name, delivery_id=claimed.id)
+            log_failure("webhook", error, webhook=claimed.name, delivery_id=claimed.id)
             outcome = AttemptOutcome(
                 message=f"an error of the service ({type(error).__name__}), see the scheduler's log"
             )

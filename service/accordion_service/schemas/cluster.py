@@ -66,11 +66,13 @@ class QueueEntry(Answer):
     """Why it waits, in one sentence."""
     waits_for: tuple[str, ...] = ()
     """IDs of the jobs that it waits for: those that hold the capacity or the quota that it lacks,
-    or the first one ahead of it that waits for capacity. For a quota, those that you may see.
+    or the first one ahead of it that waits for capacity. For a quota, those that you may see; none
+    if it needs more than its quota allows.
     """
     remedies: tuple[str, ...] = ()
-    """Changes of which each one would let it start, such as `a minimum of 2 workers`, or that it
-    needs none (`no change: it is taking workers from job ...`); empty if only time helps.
+    """Changes of which each one would let it start, such as `a minimum of 2 workers`, at once or,
+    where it says so, when other jobs end; or that it needs none (`no change: it is taking workers
+    from job ...`). Empty if only time helps.
     """
     requested_at: datetime | None = None
     """Time of the first request to Ray's autoscaler for this job's nodes; null if none was made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -61,6 +62,19 @@ class Home:
             for folder in (self.path, self.logs):
                 folder.mkdir(mode=OWNER_ONLY_DIR, parents=True, exist_ok=True)
             self.path.chmod(OWNER_ONLY_DIR)
+        except OSError as error:
+            raise self._unusable_error(error) from error
+
+    def check(self) -> None:
+        """Create the directory if it is missing, and check that this process may write there.
+
+        Raises:
+            StartError: it cannot be created, or not be written.
+        """
+        try:
+            self.path.mkdir(mode=OWNER_ONLY_DIR, parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "it may not be written")
         except OSError as error:
             raise self._unusable_error(error) from error
 

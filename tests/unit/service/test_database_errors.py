@@ -90,6 +90,14 @@ def test_a_statement_without_sense_is_another_error(database: Database) -> None:
     assert counted(database) == {"other": 1}
 
 
+def test_a_database_without_its_tables_was_created_anew(empty_url: str) -> None:
+    database = Database(empty_url)
+    with pytest.raises(DBAPIError), database.read() as session:
+        session.execute(text("SELECT * FROM jobs"))
+    assert counted(database) == {"no_tables": 1}
+    database.close()
+
+
 def test_a_row_that_is_there_twice_is_no_error_of_the_database(database: Database) -> None:
     change_row(database)
     with pytest.raises(IntegrityError):

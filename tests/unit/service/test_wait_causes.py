@@ -403,6 +403,47 @@ def test_a_quota_is_no_reason_for_a_minimum_with_a_part_of_a_replica() -> None:
     assert causes["new"].remedies == ("a higher quota of label team:x", "a minimum of 2 workers")
 
 
+ABOVE = {USER: Quota(workers=2)}
+HIGHER = "a higher quota of user ada"
+LATER = "a minimum of 2 workers: it then starts when other jobs of this quota end"
+
+
+@pytest.mark.parametrize(
+    ("held", "fewer"),
+    [
+        ([], ("a minimum of 2 workers",)),
+        ([busy("x", 1, USER)], ("a minimum of 1 worker", LATER)),
+        ([busy("x", 2, USER)], (LATER,)),
+    ],
+    ids=["quota unused", "quota in part", "quota used up"],
+)
+def test_a_job_above_its_quota_is_told_the_minimum_that_it_allows_and_waits_for_none(
+    held: list[AllocatedJob], fewer: tuple[str, ...]
+) -> None:
+    cause = explain_with(ABOVE, held, waiting("new", 3, USER))["new"]
+    assert cause == WaitCause(for_quota=True, remedies=(HIGHER, *fewer))
+
+
+def test_a_job_above_a_quota_of_no_workers_is_told_no_minimum() -> None:
+    cause = explain_with({USER: Quota(workers=0)}, [], waiting("new", 3, USER))["new"]
+    assert cause.remedies == (HIGHER,)
+
+
+def test_a_job_above_its_quota_that_does_not_fit_is_told_only_what_the_quota_allows() -> None:
+    cause = explain_with(ABOVE, [], waiting("new", 30, USER))["new"]
+    assert cause.remedies == (
+        "a minimum of 2 workers: it then fits the cluster",
+        f"{HIGHER} and a clone whose workers take less",
+        f"{HIGHER} and more nodes",
+    )
+
+
+def test_a_job_that_does_not_fit_but_its_quota_allows_is_told_nothing_of_it() -> None:
+    cause = explain_with({USER: Quota(workers=30)}, [], waiting("new", 30, USER))["new"]
+    assert cause.remedies[0] == "a minimum of 16 workers: it then fits the cluster"
+    assert not any("quota" in one for one in cause.remedies)
+
+
 def test_a_job_in_pairs_that_is_in_the_way_is_asked_for_a_whole_replica() -> None:
     pairs = elastic("large", 14, 16)
     pairs = replace(pairs, request=replace(pairs.request, step=2))

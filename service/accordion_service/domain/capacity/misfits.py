@@ -25,11 +25,9 @@ def describe_misfit(request: ResourceRequest, nodes: Sequence[Resources], most: 
     )
 
 
-def list_misfit_remedies(
-    request: ResourceRequest, nodes: Sequence[Resources], most: int
-) -> tuple[str, ...]:
-    """Return changes of which each one would let a job fit the cluster, like the sentence of
-    `describe_misfit`.
+def list_misfit_remedies(request: ResourceRequest, nodes: Sequence[Resources]) -> tuple[str, ...]:
+    """Return changes, besides fewer workers, of which each one would let a job fit the cluster,
+    like the sentence of `describe_misfit`.
     """
     nodes = _list_matching(request, nodes)
     labels = [_describe_selector(request)] if request.selector else []
@@ -43,8 +41,7 @@ def list_misfit_remedies(
     if request.memory > _largest_memory(nodes):
         less = (f"a clone with workers.memory of {largest_gb} GB or less",) if largest_gb else ()
         return (*less, f"larger nodes{such}")
-    fewer = describe_fewer(request, most)
-    return (*fewer, "a clone whose workers take less", f"more nodes{such}")
+    return ("a clone whose workers take less", f"more nodes{such}")
 
 
 def describe_fewer(request: ResourceRequest, most: int) -> tuple[str, ...]:

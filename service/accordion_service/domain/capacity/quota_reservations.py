@@ -72,6 +72,16 @@ class QuotaReservations:
         used_up = self.usage.list_exhausted(job.accounts, job.request)
         return used_up or [account for account in job.accounts if account in self._awaited]
 
+    def list_too_small(self, job: QueuedJob) -> list[str]:
+        """List the accounts whose quota never lets a job start, whatever else counts towards it."""
+        return self._unused.list_exhausted(job.accounts, job.request)
+
+    def count_alone(self, job: QueuedJob) -> int:
+        """Return with how many workers a job's quotas would let it start if no other job counted
+        towards them.
+        """
+        return self._unused.count_startable(job.accounts, job.request)
+
     def list_keepers(self, accounts: Sequence[str]) -> list[str]:
         """List the first job ahead that waits for the quota of each account, or keeps some."""
         found = [self._kept_by[account] for account in accounts if account in self._kept_by]
@@ -100,7 +110,7 @@ class QuotaReservations:
         the first one and starts as soon as the leaving jobs are gone: then its capacity and its
         quotas remain to be reserved.
         """
-        if self._unused.list_exhausted(job.accounts, job.request):
+        if self.list_too_small(job):
             return False  # it can never start
         is_first = self._awaited.isdisjoint(exhausted)
         self._awaited.update(exhausted)

@@ -48,13 +48,14 @@ class WaitCause:
 
     waits_for: tuple[str, ...] = ()
     """IDs of jobs: those that hold the capacity or quota that it lacks, or the one ahead of it. For
-    a quota that a job ahead waits for, or keeps some of, that one first.
+    a quota that a job ahead waits for, or keeps some of, that one first. None if the job needs
+    more than its quota allows.
     """
     for_quota: bool = False
     """Whether it lacks quota. Then `waits_for` tells which accounts these jobs count towards."""
     remedies: tuple[str, ...] = ()
-    """Changes of which each one would let it start, or that it needs none, because it takes workers
-    from other jobs; empty if only time helps.
+    """Changes of which each one would let it start, at once or, where it says so, when other jobs
+    end; or that it needs none, because it takes workers from other jobs. Empty if only time helps.
     """
 
 
@@ -125,7 +126,8 @@ class _QueueView:
         self._head: PendingJob | None = None
         """First job that waits for capacity."""
         self._causes: dict[_Kind, WaitCause] = {}
-        """Causes that no quota changes, by all that they depend on: many jobs are alike."""
+        """Causes that no usage of a quota changes, by all that they depend on: many jobs are alike.
+        """
         self._holders: dict[tuple[str, ...], list[str]] = {}
         """Jobs with workers that count towards one of these accounts."""
 
@@ -167,12 +169,22 @@ class _QueueView:
         return WaitCause(waits_for=(head.id,), remedies=remedies)
 
     def _explain_quota(self, job: PendingJob, exhausted: Sequence[str]) -> WaitCause:
+        remedies = (_raise_quotas(exhausted), *self._suggest_quota_minimum(job))
+        if self._quotas.list_too_small(job):
+            return WaitCause(for_quota=True, remedies=remedies)  # the end of no job helps
         named = [*self._quotas.list_keepers(exhausted), *self._list_quota_holders(exhausted)]
-        remedies = [f"a higher quota of {' and of '.join(exhausted)}"]
-        fewer = self._quotas.count_with_fewer(job)
-        if fewer:
-            remedies.append(f"a minimum of {describe_workers(fewer)}")
-        return WaitCause(waits_for=tuple(named), for_quota=True, remedies=tuple(remedies))
+        return WaitCause(waits_for=tuple(named), for_quota=True, remedies=remedies)
+
+    def _suggest_quota_minimum(self, job: PendingJob) -> tuple[str, ...]:
+        """Suggest the minimum with which quotas let a job start, and if they never allow its own,
+        the largest one that they allow.
+        """
+        now, alone = self._quotas.count_with_fewer(job), self._quotas.count_alone(job)
+        remedies = [f"a minimum of {describe_workers(now)}"] if now else []
+        if now < alone < job.request.min:
+            later = "it then starts when other jobs of this quota end"
+            remedies.append(f"a minimum of {describe_workers(alone)}: {later}")
+        return tuple(remedies)
 
     def _list_quota_holders(self, accounts: Sequence[str]) -> list[str]:
         key = tuple(accounts)
@@ -198,22 +210,24 @@ class _QueueView:
         return WaitCause(waits_for=holders, remedies=remedies)
 
     def _explain_misfit(self, job: PendingJob) -> WaitCause:
-        kind = ("misfit", job.request, job.id in self._rules.awaiting_nodes)
+        kind = ("misfit", job.request, job.id in self._rules.awaiting_nodes, job.accounts)
         if kind not in self._causes:
             self._causes[kind] = WaitCause(remedies=self._list_misfit_remedies(job))
         return self._causes[kind]
 
     def _list_misfit_remedies(self, job: PendingJob) -> tuple[str, ...]:
-        """List what would let a job fit that the cluster does not hold now: its nodes take no
+        """List what would let a job start that the cluster does not hold now: its nodes take no
         workers, or it is too small.
         """
-        most = count_fitting(worker_resources(job.request), self._nodes, ())
+        fitting = count_fitting(worker_resources(job.request), self._nodes, ())
+        fewer = describe_fewer(job.request, min(fitting, self._quotas.count_alone(job)))
         if job.id in self._rules.awaiting_nodes:
-            return describe_fewer(job.request, most)
-        reopened = self._suggest_reopening(job.request, ())
-        if reopened:
-            return (*describe_fewer(job.request, most), *reopened)
-        return list_misfit_remedies(job.request, self._nodes, most)
+            return fewer
+        others = self._suggest_reopening(job.request, ())
+        others = others or list_misfit_remedies(job.request, self._nodes)
+        if too_small := self._quotas.list_too_small(job):
+            others = tuple(f"{_raise_quotas(too_small)} and {one}" for one in others)
+        return (*fewer, *others)
 
     def _suggest_reopening(
         self, request: ResourceRequest, taken: Sequence[Resources]
@@ -309,6 +323,10 @@ class _QueueView:
         return list_preempted(
             raised, self._nodes, allocated, foreign=self._foreign, rules=self._rules
         )
+
+
+def _raise_quotas(accounts: Sequence[str]) -> str:
+    return f"a higher quota of {' and of '.join(accounts)}"
 
 
 def _name_losing(jobs: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ class ErrorKind(StrEnum):
     - `full`: the disk is full.
     - `read_only`: the database, or its disk, may not be written.
     - `damaged`: the file is damaged, or was removed, replaced or overwritten.
+    - `no_tables`: the database responds, but lacks tables: it was created anew.
     - `other`: anything else, such as a statement that the database rejects.
     """
 
@@ -32,6 +33,7 @@ class ErrorKind(StrEnum):
     FULL = "full"
     READ_ONLY = "read_only"
     DAMAGED = "damaged"
+    NO_TABLES = "no_tables"
     OTHER = "other"
 
 
@@ -59,6 +61,7 @@ _KIND_BY_SQLSTATE: Mapping[str, ErrorKind] = {
     "53300": ErrorKind.UNREACHABLE,  # too_many_connections
     "53100": ErrorKind.FULL,  # disk_full
     "25006": ErrorKind.READ_ONLY,  # read_only_sql_transaction
+    "42P01": ErrorKind.NO_TABLES,  # undefined_table
     "XX001": ErrorKind.DAMAGED,  # data_corrupted
     "XX002": ErrorKind.DAMAGED,  # index_corrupted
 }
@@ -103,7 +106,10 @@ def classify_error(error: Exception) -> ErrorKind | None:
         return None
     code = getattr(error.orig, "sqlite_errorcode", None)
     if code is not None:
-        return _KIND_BY_SQLITE_CODE.get(code & _PRIMARY_CODE, ErrorKind.OTHER)
+        # Its code is that of every statement which SQLite rejects.
+        lacks_table = str(error.orig).startswith("no such table")
+        other = ErrorKind.NO_TABLES if lacks_table else ErrorKind.OTHER
+        return _KIND_BY_SQLITE_CODE.get(code & _PRIMARY_CODE, other)
     return _classify_sqlstate(error)
 
 

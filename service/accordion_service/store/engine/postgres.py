@@ -13,6 +13,8 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 
+from accordion_service.errors import StartError
+
 _POOL_WAIT_S = 30.0
 """How long a thread waits for a pooled connection, in seconds."""
 _NUM_READERS, _EXTRA_READERS = 10, 10
@@ -39,7 +41,11 @@ class SessionLimits:
 
 
 def create_reader(url: str, limits: SessionLimits, **options: Any) -> Engine:
-    """Create the engine for reading; each session reads one snapshot."""
+    """Create the engine for reading; each session reads one snapshot.
+
+    Raises:
+        StartError: the driver cannot be imported.
+    """
     engine = _create_engine(
         url, limits, pool_size=_NUM_READERS, max_overflow=_EXTRA_READERS, **options
     )
@@ -47,7 +53,11 @@ def create_reader(url: str, limits: SessionLimits, **options: Any) -> Engine:
 
 
 def create_writer(url: str, limits: SessionLimits, **options: Any) -> Engine:
-    """Create the engine for writing."""
+    """Create the engine for writing.
+
+    Raises:
+        StartError: the driver cannot be imported.
+    """
     return _create_engine(url, limits, pool_size=_NUM_WRITERS, max_overflow=0, **options)
 
 
@@ -64,9 +74,15 @@ def lift_limits(connection: Connection) -> None:
 
 def _create_engine(url: str, limits: SessionLimits, **options: Any) -> Engine:
     arguments = _connect_args(make_url(url), limits)
-    return create_engine(
-        url, connect_args=arguments, pool_pre_ping=True, pool_timeout=_POOL_WAIT_S, **options
-    )
+    try:
+        return create_engine(
+            url, connect_args=arguments, pool_pre_ping=True, pool_timeout=_POOL_WAIT_S, **options
+        )
+    except ImportError as error:
+        raise StartError(
+            f"a PostgreSQL database needs the package psycopg ({str(error).partition(chr(10))[0]});"
+            " pip install 'accordion-train[postgresql]'"
+        ) from error
 
 
 def _connect_args(url: URL, limits: SessionLimits) -> dict[str, Any]:

@@ -4,6 +4,7 @@ version.
 
 from __future__ import annotations
 
+import re
 import threading
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,10 @@ from accordion_service.errors import StartError
 from accordion_service.store.engine.database import Database, hide_password, lacks_file
 from accordion_service.store.engine.file_guard import is_damage
 from accordion_service.store.engine.postgres import find_encoding
+from accordion_service.store.migrations.refused_upgrades import (
+    describe_foreign_revision,
+    explain_refusal,
+)
 
 _PG_LOCK = 0x4143_434F
 """Any number that nobody else uses for an advisory lock in this database."""
@@ -27,6 +32,7 @@ _PG_LOCK = 0x4143_434F
 _RUNNING = threading.Lock()
 """Held while Alembic runs, which keeps what it works on in variables of its module."""
 
+_REVISION = re.compile(r"r?\d{4}")
 _FIRST = "r0001"
 """Revision of the first release; those of the development before it sort below."""
 
@@ -37,27 +43,30 @@ def upgrade(url: str) -> None:
 
     Raises:
         StartError: the database does not answer, its file cannot be made, its driver is not
-            installed, its encoding is not UTF8, or this version cannot use its tables.
+            installed, its encoding is not UTF8, it holds tables of another program or of a version
+            that this one cannot use, or the role may not create tables.
     """
     parsed = make_url(url)
     try:
         if parsed.get_backend_name() == "sqlite" and parsed.database:
             _create_file(Path(parsed.database))
         _upgrade(url)
-    except (OSError, DatabaseError, ModuleNotFoundError) as error:
-        if isinstance(error, DatabaseError) and not (
-            isinstance(error, OperationalError) or is_damage(error.orig)
-        ):
+    except DatabaseError as error:
+        refusal = explain_refusal(error, url)
+        if refusal is not None:
+            raise StartError(refusal) from error
+        if not (isinstance(error, OperationalError) or is_damage(error.orig)):
             raise
-        reason = (
-            error.strerror
-            if isinstance(error, OSError)
-            else " ".join(str(getattr(error, "orig", error)).split())
-        )
-        raise StartError(
-            f"the database {hide_password(url)} cannot be used ({reason});"
-            " is it up, and are ACCORDION_HOME and ACCORDION_DATABASE_URL right?"
-        ) from error
+        raise _unusable_error(url, " ".join(str(error.orig).split())) from error
+    except OSError as error:
+        raise _unusable_error(url, error.strerror) from error
+
+
+def _unusable_error(url: str, reason: str | None) -> StartError:
+    return StartError(
+        f"the database {hide_password(url)} cannot be used ({reason});"
+        " is it up, and are ACCORDION_HOME and ACCORDION_DATABASE_URL right?"
+    )
 
 
 def _create_file(path: Path) -> None:
@@ -92,7 +101,8 @@ def check_tables(url: str) -> None:
     """Check that this version can use the tables of a database, if it has any.
 
     Raises:
-        StartError: they are of a newer version, or from before the first release.
+        StartError: they are of a newer version, from before the first release, or of another
+            program.
     """
     if lacks_file(url):
         return
@@ -104,6 +114,8 @@ def check_tables(url: str) -> None:
 
 
 def _check_revision(found: str | None, url: str) -> None:
+    if found is not None and not _REVISION.fullmatch(found):
+        raise StartError(describe_foreign_revision(found, url))
     refuse_unreleased(found, f"the database {hide_password(url)}")
     if found is not None and found > head():
         raise StartError(
