@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from accordion_service.domain.jobs.statuses import Status
+from accordion_service.domain.jobs.statuses import Reason, Status
 from accordion_service.store.tables.models import JobRow
 from tests.api.world import World
 
@@ -178,3 +178,18 @@ def test_a_running_job_without_a_report_says_so(
 
 def test_an_unknown_job_is_not_found(client: TestClient) -> None:
     assert client.get(f"{JOBS}/nothing/why").status_code == 404
+
+
+def test_a_job_that_waits_for_its_storage_has_no_speed_and_says_what_it_waits_for(
+    client: TestClient, world: World, job_id: str
+) -> None:
+    assert client.get(f"{JOBS}/{job_id}").json()["progress"]["samples_per_s"] > 0
+    with world.database.write() as session:
+        row = session.get_one(JobRow, job_id)
+        row.reason, row.message = Reason.WAITING_FOR_STORAGE.value, "no space left"
+    answer = why(client, job_id)
+    sentence = "The job does not train, it waits for its storage: no space left"
+    assert (answer["sentence"], answer["cause"]) == (sentence, None)
+    assert client.get(f"{JOBS}/{job_id}").json()["progress"]["samples_per_s"] == 0
+    exported = f'accordion_job_samples_per_second{{job_id="{job_id}"}} 0.0'
+    assert exported in client.get("/metrics").text

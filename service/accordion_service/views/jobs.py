@@ -14,7 +14,8 @@ from accordion.config import Config
 from accordion.policies import POLICIES, check_policy
 from accordion_service.domain.capacity.cluster_snapshot import name_of_node
 from accordion_service.domain.capacity.waiting_message import format_waiting_message
-from accordion_service.domain.jobs.statuses import Kind, Status
+from accordion_service.domain.jobs.statuses import Kind
+from accordion_service.domain.jobs.step_making import is_training
 from accordion_service.domain.overrides.transitions import name_requesters
 from accordion_service.job_inputs.checkpoints import find_kept
 from accordion_service.schemas.cluster import ClusterView, NodeView
@@ -111,10 +112,10 @@ def _progress_view(row: JobRow, now: dict[str, Any]) -> ProgressView:
     steps = now["steps"] or now["steps_per_epoch"] * now["epochs"] or None
     default_batch = 0 if row.kind == Kind.GUEST else 1
     batch = now["global_batch"] or spec_value(row, "training.global_batch", default_batch)
-    is_training = row.status == Status.RUNNING
+    trains = is_training(row.status, row.reason)
     # Means over 10 s and an epoch: the newest speed may be that of a few steps or an evaluation.
-    step_s = is_training and sum(now["step_s_by_phase"].values())
-    speed = batch / step_s if step_s else now["samples_per_s"] * is_training
+    step_s = trains and sum(now["step_s_by_phase"].values())
+    speed = batch / step_s if step_s else now["samples_per_s"] * trains
     return ProgressView.model_validate(
         {
             **{name: now[name] for name in ("epoch", "step", "loss", "lr")},

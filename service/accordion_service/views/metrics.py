@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from accordion_service.domain.jobs.statuses import Kind, Status
+from accordion_service.domain.jobs.step_making import is_training
 from accordion_service.domain.overrides.states import OverrideState
 from accordion_service.domain.performance.elasticity import (
     RECOVERY_CAUSES,
@@ -284,8 +285,8 @@ def _training_samples(facts: _Facts) -> Iterator[Sample]:
     )
     yield Sample("accordion_job_learning_rate", progress.lr, {})
     if progress.global_batch or facts.row.kind == Kind.JOB:
-        is_training = facts.row.status == Status.RUNNING
-        yield Sample("accordion_job_samples_per_second", progress.samples_per_s * is_training, {})
+        speed = progress.samples_per_s * is_training(facts.row.status, facts.row.reason)
+        yield Sample("accordion_job_samples_per_second", speed, {})
     if facts.row.kind == Kind.JOB:
         yield Sample("accordion_job_failed_checkpoints_total", progress.failed_checkpoints, {})
     yield Sample("accordion_job_progress_timestamp_seconds", progress.time, {})

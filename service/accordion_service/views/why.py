@@ -10,7 +10,8 @@ from accordion.base.link_model import LinkModel, format_link
 from accordion.policies import check_policy
 from accordion_service.domain.capacity.waiting_message import format_waiting_message
 from accordion_service.domain.jobs.status_table import STATUS_TABLE, Phase
-from accordion_service.domain.jobs.statuses import Kind, Status
+from accordion_service.domain.jobs.statuses import Kind, Reason, Status
+from accordion_service.domain.jobs.step_making import is_training
 from accordion_service.domain.performance.bottleneck import find_bottleneck
 from accordion_service.domain.performance.step_profile import JobSettings, StepProfile
 from accordion_service.schemas.jobs import LayerSchedule
@@ -37,10 +38,10 @@ def why_view(
     updated_at = None if progress is None else progress.updated_at
     text = format_waiting_message(job.message, first_without_capacity)
     message = f": {text}" if text else ""
-    if not _has_ended(job) and job.status != Status.RUNNING:
-        return WhyView(
-            sentence=f"The job does not train, it is {job.status}{message}", updated_at=updated_at
-        )
+    if not _has_ended(job) and not is_training(job.status, job.reason):
+        waits = job.reason == Reason.WAITING_FOR_STORAGE
+        does = "it waits for its storage" if waits else f"it is {job.status}"
+        return WhyView(sentence=f"The job does not train, {does}{message}", updated_at=updated_at)
     if progress is None or job.progress is None:
         ended = f"The job ended before its first report, it is {job.status}{message}"
         return WhyView(
