@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,16 @@ def test_commands_of_the_book_exist_with_their_options(block: Block) -> None:
             assert describe_unknown_variables([program.partition("=")[0]]) == ""
 
 
+@pytest.mark.parametrize("process", ["api", "scheduler"])
+def test_the_unit_file_of_the_book_starts_a_process_of_the_service(process: str) -> None:
+    [block] = find_blocks("ini")
+    unit = ConfigParser(interpolation=None)
+    unit.read_string(block.text)
+    program, *words = shlex.split(unit["Service"]["ExecStart"].replace("%i", process))
+    assert Path(program).name == "accordion"
+    assert make_context(words)
+
+
 @pytest.mark.parametrize(
     "page", sorted({block.page for block in find_blocks("sh") if run_commands_of(block.page)})
 )
@@ -158,7 +169,7 @@ def test_the_lines_added_in_the_difference_are_those_of_the_example() -> None:
 
 
 def test_every_code_block_of_start_and_guides_is_run_by_a_test() -> None:
-    run_here = {"yaml", "sh", "python", "diff", "{literalinclude}", "{toctree}"}
+    run_here = {"yaml", "sh", "ini", "python", "diff", "{literalinclude}", "{toctree}"}
     pages = [page for chapter in CHAPTERS for page in (BOOK / chapter).glob("*.md")]
     blocks = [block for page in pages for block in read_blocks(f"{page.parent.name}/{page.stem}")]
     left = [one for one in blocks if one.language not in run_here]
