@@ -50,10 +50,11 @@ class EchoNetwork:
         """Implements `Network`."""
         answers: Answers = {}
         means = [request for request in requests.values() if isinstance(request, Mean)]
-        are_alone = len(means) == len(requests)
-        are_alone |= self._posts_next or not are_piggybacked(means, world_size=self.world_size)
+        is_only = len(means) == len(requests)
+        are_alone = is_only or self._posts_next
+        are_alone |= not are_piggybacked(means, world_size=self.world_size)
         kind: CollectiveKind = "posted all-reduce" if self._posts_next else "all-reduce"
-        self._posts_next = any(mean.next_values for mean in means)
+        self._posts_next = is_only and any(mean.next_values for mean in means)
         has_scatters = any(isinstance(request, Scatter) for request in requests.values())
         for index, request in requests.items():
             on_request(index, request)

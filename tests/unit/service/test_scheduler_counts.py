@@ -97,5 +97,5 @@ def test_a_renewal_that_fails_stores_its_counts_the_next_time(database_url):
         lease.hold()
     row = ClusterReads(database).scheduler_lease()
     assert row is not None
-    assert (row.counts[ERRORS], row.counts[DATABASE_ERRORS]["other"]) == ({"job": 1}, 1)
+    assert (row.counts[ERRORS], row.counts[DATABASE_ERRORS]["no_tables"]) == ({"job": 1}, 1)
     database.close()

@@ -21,7 +21,14 @@ from accordion_workers.hub.actor_messages import (
     Registration,
 )
 from accordion_workers.hub.record_sender import TICK_S
-from accordion_workers.records.contract import Cursor, DesiredState, LogLine, Progress
+from accordion_workers.records.contract import (
+    Cursor,
+    DesiredState,
+    EndRecord,
+    LogLine,
+    Progress,
+    Record,
+)
 from tests.unit.workers.world import (
     JOB,
     LAYERS,
@@ -69,6 +76,22 @@ def progress(step: int) -> Progress:
     counts = {"epoch": 0, "step": step, "steps_per_epoch": 4, "epochs": 2, "world_size": 2}
     rates = {"loss": 1.0, "lr": 0.1, "samples_per_s": 1.0, "bytes": {}, "seconds_by_phase": {}}
     return Progress(attempt=1, generation=1, time=0.0, **counts, **rates)
+
+
+def test_a_run_that_has_ended_keeps_its_end_when_the_database_goes_back(
+    cluster: FakeCluster,
+) -> None:
+    end = Record(
+        attempt=1,
+        generation=1,
+        seq=4,
+        time=0.0,
+        payload=EndRecord(status="SUCCEEDED", reason="COMPLETED"),
+    )
+    cluster.call("post", JOB, token(), [record(1), record(2), record(3)])
+    cluster.drain(cursor_of(record(3)))
+    cluster.call("post", JOB, token(), [end])
+    assert cluster.drain(cursor_of(record(1))).records == (end,)
 
 
 def test_a_registered_job_gets_the_decisions_that_rank_0_would_make(cluster: FakeCluster) -> None:

@@ -104,6 +104,8 @@ class Supervisor:
         self._state: tuple[Phase, str] = ("starting", "the supervisor begins")
         self._placed: tuple[str, ...] | None = None
         self._avoided: tuple[str, ...] = ()
+        self._has_placed = False
+        """Whether this process has requested workers; a group recorded before was another's."""
         self._loss = FailureRecord(
             cause="infrastructure",
             rank=None,
@@ -152,10 +154,12 @@ class Supervisor:
             why = f"it cannot use {self._storage} ({cause}); {storage_advice(error)}"
             is_storage = True
         why = f"the supervisor cannot continue: {why}"
-        self._loss = FailureRecord(
-            cause="infrastructure", rank=None, message=why, is_storage=is_storage
-        )
-        self._placed = ()
+        if self._has_placed:
+            self._loss = FailureRecord(
+                cause="infrastructure", rank=None, message=why, is_storage=is_storage
+            )
+        if is_storage:
+            self._placed = ()
         self.publish_status(f"{why}; it retries every {TRY_AGAIN_S:g} s", is_waiting=is_storage)
 
     def _wait_for_records(self) -> None:
@@ -270,6 +274,7 @@ class Supervisor:
     def publish_placement(self, nodes: tuple[str, ...], avoided: frozenset[str]) -> None:
         """Publish these nodes to the scheduler."""
         self._placed, self._avoided = nodes, tuple(sorted(avoided))
+        self._has_placed = True
 
     def saved_step(self) -> int:
         """Return how many steps the job's newest checkpoint holds."""

@@ -87,8 +87,10 @@ class _Job:
         return None
 
     def drop_confirmed(self, cursor: Cursor) -> None:
-        if record_key(Cursor()) < record_key(cursor) < record_key(self.confirmed):
-            # The database was restored from a backup, and what it lacks was dropped here.
+        went_back = record_key(Cursor()) < record_key(cursor) < record_key(self.confirmed)
+        if went_back and not self.has_ended:
+            # The database was restored from a backup. What it lacks was dropped here, and workers
+            # send it again; those of a run that has ended cannot.
             self.incarnation, self.records, self.confirmed = uuid.uuid4().hex, {}, cursor
         self.confirmed = max(self.confirmed, cursor, key=record_key)
         done = record_key(self.confirmed)

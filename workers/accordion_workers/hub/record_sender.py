@@ -145,7 +145,10 @@ class RecordSender:
                 self.superseded = True
                 self._changed.notify_all()
             return None
-        return None if answer is None else answer.confirmed
+        if answer is None:
+            return None
+        self._incarnation = answer.incarnation
+        return answer.confirmed
 
     def _run(self) -> None:
         while self._wait_for_records():

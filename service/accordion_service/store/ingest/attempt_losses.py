@@ -44,7 +44,7 @@ def count_loss(
     """Return the start with the steps of the lost attempt that it repeats, and the seconds since
     the last of them. The time before `queued_at`, when a user last queued the job, is not lost.
     """
-    step, stepped_at = last or (0, lost.started_at or now)
+    step, stepped_at = last or (0, lost.ended_at or now)
     return started.model_copy(
         update={
             "steps_rolled_back": max(0, step - started.step),
