@@ -62,7 +62,7 @@ def test_a_job_whose_workers_ended_as_its_storage_is_full_has_none_until_it_reco
     job = world.job(job_id)
     assert (job.status, job.message, job.world_size) == (Status.RUNNING, "no space left", 0)
     fake.phase, fake.says = "running", "0 of 2 worker processes ready"
-    world.turn_until(lambda: world.job(job_id).message == fake.says)
+    world.turn(20)
     assert world.job(job_id).reason == Reason.WAITING_FOR_STORAGE, "no worker trains yet"
     world.runtime.stuck.discard(job_id)
     del world.runtime.placed[job_id]

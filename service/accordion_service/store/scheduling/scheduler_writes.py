@@ -228,13 +228,12 @@ class SchedulerWrites:
         was_shown = seen.reason == Reason.WAITING_FOR_STORAGE
         if waits == was_shown and (not waits or message in {"", seen.message}):
             return True
-        is_lost = not waits and not seen.world_size
-        if is_lost and message in {"", seen.message}:
+        if not waits and not seen.world_size:
             return True  # The record of its lost workers follows, and then that of the next group.
         now, reason = self._clock(), Reason.WAITING_FOR_STORAGE
 
         def change(session: Session, job: JobRow) -> None:
-            if waits or is_lost:
+            if waits:
                 job.world_size = job.world_size if has_workers else 0
                 change_status(session, job, Status.RUNNING, reason=reason, message=message, now=now)
             else:
