@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accordion_service.schemas.specs import DryRun
 
 
-DryRunOption = Annotated[
+SpecDryRunOption = Annotated[
     bool,
     typer.Option(
         "--dry-run",
@@ -48,7 +48,7 @@ def submit(
     follow_: Annotated[
         bool, typer.Option("--follow", "-f", help="watch the job until it ends")
     ] = False,
-    dry_run: DryRunOption = False,
+    dry_run: SpecDryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -93,7 +93,7 @@ def clone(
     follow_: Annotated[
         bool, typer.Option("--follow", "-f", help="watch the new job until it ends")
     ] = False,
-    dry_run: DryRunOption = False,
+    dry_run: SpecDryRunOption = False,
     url: UrlOption = "",
     json: JsonOption = False,
 ) -> None:
